@@ -1,0 +1,65 @@
+"""The committed tokens of every row and the trunk states that a head reads, by position.
+
+Shapes: B rows, W tokens given at once, H hidden size.
+"""
+
+import torch
+from torch import Tensor
+
+
+class Committed:
+    """Grows by `extend`; `since` hands out everything from a position on, left-aligned, for a head to catch
+    up."""
+
+    def __init__(self, batch_size: int, capacity: int = 256):
+        self.lengths = [0] * batch_size
+        self.capacity = capacity
+        self.tokens = torch.empty(batch_size, 0, dtype=torch.long)  # [B, capacity]
+        self.states = torch.empty(batch_size, 0, 0)  # [B, capacity, H], of the first states' kind
+
+    def extend(self, tokens: Tensor, states: Tensor, keep: Tensor) -> None:
+        """Append, row by row, the entries of tokens [B, W] and states [B, W, H] with keep [B, W] (bool,
+        CPU)."""
+        counts = keep.sum(1).tolist()
+        most = max(counts, default=0)
+        self._reserve(max(self.lengths, default=0) + most, tokens, states)
+        order = keep.long().argsort(dim=1, descending=True, stable=True)[:, :most].to(tokens.device)
+        rows = torch.arange(len(keep), device=tokens.device)[:, None]
+        slots = torch.tensor(self.lengths, device=tokens.device)[:, None] + torch.arange(
+            most, device=tokens.device
+        )
+        self.tokens[rows, slots] = tokens[rows, order]
+        self.states[rows, slots] = states[rows, order]
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+
+    def _reserve(self, size: int, tokens: Tensor, states: Tensor) -> None:
+        if size > self.tokens.shape[1]:
+            self.capacity = self.capacity if size <= self.capacity else max(size, 2 * self.capacity)
+            self.tokens = grown(self.tokens, tokens, self.capacity)
+            self.states = grown(self.states, states, self.capacity)
+
+    def since(self, starts: list[int]) -> tuple[Tensor, Tensor, list[int]]:
+        """Tokens [B, W] and states [B, W, H] from position starts[r] on, and how many of the W belong to each
+        row.
+
+        Rows with 5 and 3 committed tokens, starts [3, 2]: W = 2, counts [2, 1].
+        """
+        counts = [length - start for length, start in zip(self.lengths, starts, strict=True)]
+        offsets = torch.arange(max(counts), device=self.tokens.device)
+        slots = torch.tensor(starts, device=self.tokens.device)[:, None] + offsets
+        slots = slots.clamp(max=self.capacity - 1)
+        rows = torch.arange(len(counts), device=slots.device)[:, None]
+        return self.tokens[rows, slots], self.states[rows, slots], counts
+
+    def select(self, rows: Tensor) -> None:
+        self.lengths = [self.lengths[row] for row in rows.tolist()]
+        index = rows.to(self.tokens.device)
+        self.tokens, self.states = self.tokens[index], self.states[index]
+
+
+def grown(old: Tensor, like: Tensor, capacity: int) -> Tensor:
+    """A buffer [B, capacity, ...] of like's kind that begins with `old`."""
+    new = like.new_zeros(like.shape[0], capacity, *like.shape[2:])
+    if old.shape[1]:
+        new[:, : old.shape[1]] = old
+    return new

@@ -1,0 +1,41 @@
+"""Random numbers as a function of (row seed, step, role, node), so that no two draws share one.
+
+A row's numbers depend on nothing but its own seed and place, whatever rows decode beside it. The generator
+hashes the key with the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
+"""
+
+import torch
+from torch import Tensor
+
+DRAFT, ACCEPT, NEXT = 1, 2, 3  # roles: drawing a draft token, testing a node, drawing the next token
+GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: SplitMix64's increment
+
+
+def uniforms(seeds: Tensor, step: int, role: int, count: int) -> Tensor:
+    """One float64 in [0, 1) for each row and each node 0 ... count-1: seeds [B] int64 -> [B, count]."""
+    nodes = torch.arange(1, count + 1, device=seeds.device) * signed(GOLDEN)
+    row = mix(mix(seeds + signed(GOLDEN * role)) + signed(GOLDEN * (step + 1)))
+    bits = mix(row[:, None] + nodes)
+    return shift_right(bits, 11).double() * 2.0**-53
+
+
+def mix(x: Tensor) -> Tensor:
+    """SplitMix64's finaliser on int64 tensors; products wrap around as they do on unsigned numbers."""
+    x = (x ^ shift_right(x, 30)) * signed(0xBF58476D1CE4E5B9)
+    x = (x ^ shift_right(x, 27)) * signed(0x94D049BB133111EB)
+    return x ^ shift_right(x, 31)
+
+
+def shift_right(x: Tensor, bits: int) -> Tensor:
+    """Logical shift: torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def signed(x: int) -> int:
+    """The int64 with the same bits as x modulo 2**64.
+
+    >>> signed(2**64 - 1)
+    -1
+    """
+    x &= 2**64 - 1
+    return x - 2**64 if x >= 2**63 else x

@@ -1,0 +1,84 @@
+"""Where a row's output ends: EOS, stop strings, limits. The same token cuts ids, text and stream."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from decoding.text import Detokenizer
+from mtp.errors import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When to stop. `max_new_tokens` may already be cut to what the context leaves (`context_bound`)."""
+
+    max_new_tokens: int
+    context_bound: bool = False
+    eos_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+
+class Output:
+    """The emitted tokens of one row and their text; `push` says when it is over."""
+
+    def __init__(self, prompt_ids: list[int], limits: Limits, tokenizer: Any):
+        self.limits = limits
+        self.token_ids: list[int] = []
+        self.finish_reason: str | None = "length" if limits.max_new_tokens == 0 else None
+        self.detokenizer = Detokenizer(tokenizer, prompt_ids) if tokenizer is not None else None
+        self.text = "" if tokenizer is not None else None
+        self.streamed = 0
+
+    def push(self, token: int) -> bool:
+        """Append one token; True when the output ends with it."""
+        self.token_ids.append(token)
+        if self.detokenizer is not None:
+            self.detokenizer.push(token)
+            self.text = self.detokenizer.text
+        self.finish_reason = self._reason(token)
+        if self.finish_reason and self.detokenizer is not None and self.finish_reason != "stop":
+            self.detokenizer.flush()
+            self.text = self.detokenizer.text
+        return self.finish_reason is not None
+
+    def _reason(self, token: int) -> str | None:
+        if token in self.limits.eos_token_ids:
+            return "eos"
+        if self.limits.stop and self._cut_at_stop():
+            return "stop"
+        if len(self.token_ids) >= self.limits.max_new_tokens:
+            return "context" if self.limits.context_bound else "length"
+        return None
+
+    def _cut_at_stop(self) -> bool:
+        """End the text right after the stop string that is complete first, if one is."""
+        assert self.detokenizer is not None
+        text = self.detokenizer.text + self.detokenizer.pending()[self.detokenizer.shown :]
+        longest = max(map(len, self.limits.stop))
+        begin = max(0, self.streamed - longest)
+        ends = [at + len(s) for s in self.limits.stop if (at := text.find(s, begin)) >= 0]
+        if ends:
+            self.text = text[: min(ends)]
+        return bool(ends)
+
+    def new_text(self) -> str:
+        """What can be shown and has not been. The text keeps its stop string, so nothing has to wait for
+        one."""
+        if self.text is None:
+            return ""
+        piece = self.text[self.streamed :]
+        self.streamed = len(self.text)
+        return piece
+
+
+def check_stop(stop: Any, tokenizer: Any) -> tuple[str, ...]:
+    """The stop strings of a user as a tuple; UserError where one is empty or there is no tokenizer to read
+    text."""
+    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    for string in strings:
+        if not isinstance(string, str) or not string:
+            raise UserError(f"stop={string!r} is not a text of at least one character")
+    if strings and tokenizer is None:
+        raise UserError(
+            "stop: this network has no tokenizer, so there is no text to stop at; use eos_token_ids"
+        )
+    return strings

@@ -1,0 +1,44 @@
+"""A drafter with a stopwatch: how much of decoding's time is its own."""
+
+import time
+
+import torch
+from torch import Tensor
+
+from decoding.cache import KVCache
+from decoding.draft import Context, Draft, Drafter
+
+
+class Timed:
+    """Passes everything on to `drafter` and adds up the time that this takes in `seconds`, from each reset on."""
+
+    def __init__(self, drafter: Drafter):
+        self.drafter = drafter
+        self.taps = drafter.taps
+        self.seconds = 0.0
+
+    def reset(self, batch_size: int, cache: KVCache) -> None:
+        began = time.perf_counter()
+        self.drafter.reset(batch_size, cache)
+        self.seconds = time.perf_counter() - began
+
+    def extend(self, tokens: Tensor, states: dict[int, Tensor], keep: Tensor) -> None:
+        began = now(tokens.device)
+        self.drafter.extend(tokens, states, keep)
+        self.seconds += now(tokens.device) - began
+
+    def propose(self, root: Tensor, num_draft_tokens: int, context: Context) -> Draft:
+        began = now(root.device)
+        draft = self.drafter.propose(root, num_draft_tokens, context)
+        self.seconds += now(root.device) - began
+        return draft
+
+    def select(self, rows: Tensor) -> None:
+        self.drafter.select(rows)
+
+
+def now(device: torch.device) -> float:
+    """The time when a GPU has done what it was told so far; the loop waits for every draft and verdict anyway."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

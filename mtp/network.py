@@ -1,0 +1,158 @@
+"""Network: a trunk and its named heads, in a Hugging Face folder on disk."""
+
+import copy
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from mtp.checkpoint import (
+    check_head,
+    fingerprint,
+    load_head,
+    one_line,
+    save_head,
+    tensor_names,
+    weight_files,
+    write_json,
+)
+from mtp.errors import UserError
+from mtp.trunk import Trunk, check_architecture
+
+
+class Network(nn.Module):
+    """A trunk, the heads on it by name, and the tokenizer if there is one."""
+
+    def __init__(self, trunk: Trunk, heads: dict[str, nn.Module] | None = None, tokenizer: Any = None):
+        super().__init__()
+        self.trunk = trunk
+        self.heads = nn.ModuleDict(heads or {})
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        heads: str | os.PathLike[str] | None = None,
+        dtype: torch.dtype | str | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """Load a folder (or hub id) with all its heads; `heads` names another folder to take heads from as
+        well.
+
+        dtype None keeps what the folder says. UserError where the folder is missing, incomplete or of an
+        architecture that is not supported, or where a head was trained on another trunk.
+        """
+        path = resolve(folder)
+        check_architecture(load(AutoConfig.from_pretrained, path))
+        head_folders = find_heads(path) | (find_heads(resolve(heads)) if heads else {})
+        for file in weight_files(path):
+            tensor_names(file)
+        if head_folders:
+            trunk_fingerprint = fingerprint(path)
+            for head_folder in head_folders.values():
+                check_head(head_folder, trunk_fingerprint)
+        trunk = Trunk(load_model(path, dtype, device))
+        loaded = {name: load_head(head_folder, trunk) for name, head_folder in head_folders.items()}
+        return cls(trunk, loaded, load_tokenizer(path)).eval()
+
+    def save_pretrained(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        dtype: torch.dtype | None = None,
+        provenance: dict[str, Any] | None = None,
+    ) -> None:
+        """Write trunk, tokenizer and heads into `folder`; files of ours are replaced, others stay.
+
+        Everything is written beside the folder first and moved in when it is whole. dtype None keeps each as
+        it is.
+        """
+        folder = Path(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            self._write(Path(temporary), dtype or self.trunk.dtype, provenance or {})
+            move_into(Path(temporary), folder)
+
+    def _write(self, folder: Path, dtype: torch.dtype, provenance: dict[str, Any]) -> None:
+        model = self.trunk.model
+        if dtype != model.dtype:
+            model = copy.deepcopy(model).to(dtype)
+        model.save_pretrained(folder)
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+        trunk_fingerprint = fingerprint(folder)
+        write_json(folder / "provenance.json", provenance | {"trunk": trunk_fingerprint})
+        for name, head in self.heads.items():
+            save_head(folder / "heads" / name, head, trunk_fingerprint, dtype, provenance)
+
+
+def resolve(folder: str | os.PathLike[str]) -> Path:
+    """The local folder of a path or hub id."""
+    path = Path(folder)
+    if path.is_dir():
+        if not (path / "config.json").is_file() and not (path / "heads").is_dir():
+            raise UserError(f"model: {path} has no config.json, so it is not a network folder")
+        return path
+    name = str(folder)
+    if path.exists() or name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise UserError(f"model: {name} is not a network folder")
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name, ignore_patterns=["*.bin", "*.pth", "*.gguf", "*.onnx"]))
+    except Exception as error:
+        raise UserError(
+            f"model: {name} is no folder here and cannot be had from a hub ({one_line(error)[:120]})"
+        ) from None
+
+
+def find_heads(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in sorted((folder / "heads").glob("*")) if path.is_dir()}
+
+
+def load(function: Any, path: Path, **options: Any) -> Any:
+    """A loader of transformers', its many exceptions told as one line."""
+    try:
+        return function(path, local_files_only=True, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"model: {path} cannot be loaded ({one_line(error)[:160]})") from None
+
+
+def load_model(path: Path, dtype: Any, device: Any) -> Any:
+    model, info = load(
+        AutoModelForCausalLM.from_pretrained,
+        path,
+        dtype=dtype or "auto",
+        attn_implementation="sdpa",
+        output_loading_info=True,
+    )
+    if bad := list(info["missing_keys"]) + [key for key, *_ in info["mismatched_keys"]]:
+        raise UserError(f"model: {path} lacks weights for {bad[0]} and {len(bad) - 1} more")
+    return model.to(device) if device else model
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The folder's tokenizer, or None where it has none."""
+    if not any(
+        (path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+    ):
+        return None
+    return load(AutoTokenizer.from_pretrained, path)
+
+
+def move_into(source: Path, target: Path) -> None:
+    """Move the files of a whole tree into place, directory by directory, each file in one rename."""
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir(parents=True, exist_ok=True)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, place)

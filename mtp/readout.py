@@ -1,0 +1,21 @@
+"""What a head says at every position of a row whose tokens are all known (teacher forcing)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Readout:
+    """One prediction of one head at every position of a row.
+
+    At position i it is about token i+1+depth; depth 0 is the trunk's own prediction. Where token i+depth lies
+    beyond the row, the state is meaningless and no target exists.
+
+    >>> Readout("depth2", 2, hidden).depth  # doctest: +SKIP
+    2                                        # position 5 predicts token 8
+    """
+
+    name: str  # "depth1", "depth2", ... or "layer4" for an exit
+    depth: int
+    hidden: Tensor  # [B, T, H] after the norm that goes before the output matrix

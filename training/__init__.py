@@ -1,0 +1,1 @@
+"""Training: text to packed rows, losses, schedules and one LightningModule. Imports mtp, never decoding."""
