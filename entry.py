@@ -1,4 +1,4 @@
-"""How an entry point runs: Hydra composes the config, the function gets plain containers, a user's mistake is one line."""
+"""How an entry point runs: Hydra composes, the function gets plain data, a mistake is told in one line."""
 
 import os
 
@@ -34,10 +34,10 @@ PLAIN = (
 
 
 def run(function: Callable[[dict[str, Any]], None], config_name: str, argv: list[str] | None = None) -> None:
-    """Compose conf/<config_name>.yaml with the command line `argv` and call `function` with it as a plain dict.
+    """Compose conf/<config_name>.yaml with the command line and call `function` with it as a plain dict.
 
-    `argv` defaults to the process's own; `--help`, `--cfg job` and `--multirun` are Hydra's. Ends with status 2 and
-    one line on standard error after a UserError or an error of Hydra's or OmegaConf's.
+    `argv` defaults to the process's own; `--help`, `--cfg job` and `--multirun` are Hydra's. Ends with status
+    2 and one line on standard error after a UserError or an error of Hydra's or OmegaConf's.
     """
     arguments = sys.argv[1:] if argv is None else argv
     errors: list[Exception] = []
@@ -61,7 +61,7 @@ def run(function: Callable[[dict[str, Any]], None], config_name: str, argv: list
 
 
 def plain(config: DictConfig) -> dict[str, Any]:
-    """The config with its interpolations resolved, in dicts and lists; a value that must be given and is not is an error."""
+    """The config in dicts and lists, interpolations resolved; a value that is missing is an error."""
     values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
@@ -73,7 +73,7 @@ def fail(line: str) -> NoReturn:
 
 
 def told(error: Exception, config_name: str, arguments: list[str]) -> str:
-    """What went wrong in one line: the key, what was found, what is allowed. A fault of ours is raised again."""
+    """What went wrong: the key, what was found, what is allowed. A fault of ours is raised again."""
     causes = list(chain(error))
     for cause in causes:
         if isinstance(cause, UserError):
@@ -91,7 +91,7 @@ def explained(error: Exception, config_name: str, arguments: list[str]) -> str |
     if isinstance(error, MissingMandatoryValue):
         return f"{error.full_key} is missing: say {error.full_key}=…"
     if isinstance(error, OverrideParseException):
-        return f"cannot read {error.override!r}: a value with blanks or signs needs quotes of its own, key='\"a, b\"'"
+        return f"cannot read {error.override!r}: a value with signs needs quotes of its own, key='\"a, b\"'"
     if found := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(found[1], config_name)
     if found := re.search(r"Could not (?:find|load) '([^/']+)/([^']+)'", text):

@@ -1,16 +1,20 @@
 """Train a trunk, heads on it, or both, and save the network: `python train.py experiment=smoke`.
 
-The run folder (`run_dir`) holds config.yaml, metrics.csv and checkpoints/last.ckpt; the network goes to `out`.
-`resume=true` goes on from the run folder's checkpoint as if nothing had happened. Ctrl-C saves one.
+The run folder (`run_dir`) holds config.yaml, metrics.csv and checkpoints/last.ckpt; the network goes to
+`out`. `resume=true` goes on from the checkpoint as if nothing had happened. Ctrl-C saves one.
 """
 
-import entry  # first: it sets up Hydra's environment
+import os
+
+# Threads that spin while they wait make a run ten times slower where other programs use the same cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read when torch is loaded
+
+import entry  # sets up Hydra's environment, which must come before Hydra
 
 # isort: split
 import dataclasses
 import json
 import logging
-import os
 import signal
 import sys
 import warnings
@@ -67,7 +71,8 @@ def train(config: dict[str, Any]) -> None:
         reached = first_step >= setting["max_steps"]
         if reached:
             say(
-                f"{checkpoint} is at step {first_step}: trainer.max_steps={setting['max_steps']} is already reached"
+                f"{checkpoint} is at step {first_step}: "
+                f"trainer.max_steps={setting['max_steps']} is already reached"
             )
             if Path(config["out"], "config.json").is_file():
                 return
@@ -206,9 +211,9 @@ def build_trainer(setting: dict[str, Any], keeper: "Checkpoints", data: Any) -> 
 
 
 class Checkpoints(Callback):
-    """Writes last.ckpt every so many steps, at the end, and after Ctrl-C, which ends the run after the step under way.
+    """Writes last.ckpt every so many steps, at the end, and after Ctrl-C.
 
-    The file is renamed into place, so that there is always a whole one.
+    Ctrl-C ends the run after the step under way. The file is renamed into place, so it is always whole.
     """
 
     def __init__(self, path: Path, every: int):

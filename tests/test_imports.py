@@ -17,7 +17,7 @@ FORBIDDEN = {
     "decoding": {"training"},
     "training": {"decoding"},
 }
-ENTRY_POINTS = {"train", "decode", "ablate", "benchmark"}
+ENTRY_POINTS = {"train", "decode", "ablate", "benchmark", "entry"}
 FRAMEWORKS = {"lightning", "lightning_fabric", "pytorch_lightning", "hydra", "omegaconf"}
 MAY_USE_FRAMEWORKS = {"training/data.py", "training/module.py"}
 NAMES_WITHOUT_A_SUBJECT = {"utils", "util", "common", "helpers", "helper", "base", "types"}

@@ -1,6 +1,6 @@
 """Targets, cross-entropies and agreement of what trunk and heads say about a row whose tokens are known.
 
-Every number is a sum and a count, never a mean: sums add up over depths, micro-batches, processes and batches, and
+Every number is a sum and a count, never a mean: they add up over micro-batches, processes and batches, and
 nothing is divided before the end. All functions are pure.
 Shapes: B rows, T tokens, N = B*T positions, H hidden size, V vocabulary.
 """
@@ -28,6 +28,8 @@ LOGITS_AT_ONCE = 2**26  # entries of one [n, V] block of logits: 256 MB in float
 
 @dataclass(frozen=True, slots=True)
 class Targets:
+    """What one depth must predict at each position, and where there is such a target."""
+
     tokens: Tensor  # [B, T]; where not valid any id
     valid: Tensor  # [B, T] bool
 
@@ -42,9 +44,9 @@ class Targets:
 
 
 def targets_at_depth(tokens: Tensor, documents: Tensor, depth: int, mask: Tensor | None = None) -> Targets:
-    """What depth k must predict at each position of tokens [B, T]: token i+1+k, if it is in the same document.
+    """What depth k must predict at position i of tokens [B, T]: token i+1+k, if it is in the same document.
 
-    documents [B, T] number the documents of a row, -1 is padding. mask [B, T] says which tokens may be *targets*.
+    documents [B, T] number a row's documents, -1 is padding; mask [B, T] says which tokens may be targets.
     Documents lie in one piece, so equal numbers at both ends mean that no boundary is crossed.
 
     >>> tokens = torch.tensor([[10, 11, 12, 20, 21, 22, 0]])
@@ -71,12 +73,12 @@ def shift(values: Tensor, ahead: int, fill: int | bool) -> Tensor:
 class LinearCrossEntropy(torch.autograd.Function):
     """Sum of the cross-entropies of hidden @ weight.T, without keeping any logits for the backward pass.
 
-    The gradients are made at once, block by block, so memory holds one block of logits however many heads there are.
+    The gradients are made at once, block by block: memory holds one block of logits, however many the heads.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:  # [N, H], [V, H], [N]
-        wanted = [flag for flag in ctx.needs_input_grad[:2]]
+        wanted = ctx.needs_input_grad[:2]
         total, of_hidden = hidden.new_zeros((), dtype=torch.float32), []
         of_weight = torch.zeros_like(weight) if wanted[1] else None
         for block, target in zip(*blocks(weight.shape[0], hidden, labels), strict=True):
@@ -100,9 +102,9 @@ class LinearCrossEntropy(torch.autograd.Function):
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
-    """Sum over the labelled positions of -log softmax(hidden @ weight.T)[label], float32; exactly 0 without labels.
+    """Sum over the labelled positions of -log softmax(hidden @ weight.T)[label]; exactly 0 without labels.
 
-    hidden [B, T, H] after its norm, weight [V, H] the output matrix, labels [B, T].
+    hidden [B, T, H] after its norm, weight [V, H] the output matrix, labels [B, T]; the sum is float32.
     """
     flat, label = hidden.flatten(0, 1), labels.flatten()
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
@@ -142,7 +144,7 @@ def agreement(hidden: Tensor, trunk: Tensor, weight: Tensor, targets: Targets, d
 
 @dataclass(frozen=True, slots=True)
 class HeadLoss:
-    """How a head's depths are weighted: `total` shared evenly by its D depths (DeepSeek-V3's lambda/D), or `each`."""
+    """How a head's D depths are weighted: `total` shared evenly (DeepSeek-V3's lambda/D), or `each`."""
 
     total: float | None = None
     each: float | None = None
@@ -164,9 +166,10 @@ class HeadLoss:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """How the trunk is trained: its exits (LayerSkip's loss), its layer dropout, and which heads may not move it.
+    """How the trunk is trained: the loss of its exits, its layer dropout, and which heads may not move it.
 
-    With exits, J = sum_l e~(t, l) CE(g(x_{l+1})) *replaces* the plain next-token loss: its last term is that loss.
+    With exits, LayerSkip's J = sum_l e~(t, l) CE(g(x_{l+1})) replaces the plain next-token loss, which is its
+    last term.
     """
 
     e_scale: float
@@ -188,7 +191,7 @@ class Objective:
             raise UserError(f"objective.rotation={self.rotation} is not a whole number from 1 on")
 
     def layer_weights(self, num_layers: int, *, step: int, max_steps: int) -> list[float]:
-        """e~(t, l) for l = 0..L-1; layer l's loss is read after l+1 layers, the last one's is the trunk's own."""
+        """e~(t, l) for l = 0..L-1; layer l is read after l+1 layers, the last one is the trunk itself."""
         enabled = exits_enabled(
             num_layers, self.curriculum, step=step, max_steps=max_steps, rotation=self.rotation
         )

@@ -1,4 +1,4 @@
-"""Where a run's numbers go: a file for later and the terminal for now. Both are called with (step, values)."""
+"""Where a run's numbers go: a file for later, the terminal for now. Both are called with (step, values)."""
 
 import csv
 import sys
@@ -18,8 +18,8 @@ COLUMNS = ["step", "metric", "value"]
 class MetricsFile:
     """A CSV file with one line for each number (step, metric, value), complete after every step.
 
-    A run that begins at `first_step` > 0 goes on with the lines up to that step: what a broken run wrote beyond its
-    last checkpoint is dropped, because it comes again.
+    A run that begins at `first_step` > 0 goes on with the lines up to that step: what a broken run wrote
+    beyond its last checkpoint is dropped, because it comes again.
     """
 
     def __init__(self, path: Path, first_step: int = 0):

@@ -26,7 +26,7 @@ Batch = dict[
 
 @dataclass(frozen=True, slots=True)
 class Optimization:
-    """AdamW on a warmup and a cosine. A batch is one optimizer step, run `micro_rows` rows at a time (None: all)."""
+    """AdamW on a warmup and a cosine. A batch is one step, run `micro_rows` rows at a time (None: all)."""
 
     lr: float
     warmup_steps: int
@@ -57,11 +57,11 @@ class Term:
 
 
 class Training(LightningModule):
-    """Trains the heads named in `losses`, and the trunk unless it is frozen; other heads of the network stay as they are.
+    """Trains the heads named in `losses`, and the trunk unless it is frozen; other heads stay as they are.
 
-    A head whose loss is None has no weights of its own: its readouts are exits of the trunk, which the objective
-    weighs (LayerSkip's J, in place of the trunk's plain loss). Optimization is manual, because the mean over a
-    batch needs the number of all its targets before its first micro-batch is differentiated.
+    A head whose loss is None has no weights of its own: its readouts are exits of the trunk, which the
+    objective weighs (LayerSkip's J, in place of the trunk's plain loss). Optimization is manual, because the
+    mean over a batch needs the number of all its targets before its first micro-batch is differentiated.
     """
 
     def __init__(
@@ -101,9 +101,12 @@ class Training(LightningModule):
     def trunk(self) -> Any:
         return self.network.trunk
 
+    def head(self, name: str) -> Any:
+        return self.network.heads[name]
+
     @property
     def taps(self) -> tuple[int, ...]:
-        wanted = {tap for name in self.losses for tap in self.network.heads[name].taps}
+        wanted = {tap for name in self.losses for tap in self.head(name).taps}
         return tuple(sorted(wanted | {self.trunk.num_layers}))
 
     @property
@@ -129,7 +132,9 @@ class Training(LightningModule):
             {"params": vectors, "weight_decay": 0.0},
         ]
         fused = all(parameter.is_cuda for parameter in trained)
-        return torch.optim.AdamW(groups, lr=setting.lr, betas=tuple(setting.betas), fused=fused)
+        return torch.optim.AdamW(
+            groups, lr=setting.lr, betas=(setting.betas[0], setting.betas[1]), fused=fused
+        )
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         step, setting = self.global_step, self.optimization
@@ -141,7 +146,7 @@ class Training(LightningModule):
             group["lr"] = lr
         keep = kept_layers(self.dropout_rates(step), len(batch["tokens"]), seed=self.seed, step=step)
         logging = (step + 1) % self.log_every == 0
-        scales, sums = self.scales(batch), {}
+        scales, sums = self.scales(batch), dict[str, Tensor]()
         for rows in self.micro_batches(batch):
             part = {key: value[rows] for key, value in batch.items()}
             terms = list(self.terms(part["tokens"], step, None if keep is None else keep[:, rows]))
@@ -171,17 +176,15 @@ class Training(LightningModule):
         return [slice(first, first + size) for first in range(0, rows, size)]
 
     def scales(self, batch: Batch) -> dict[int, Tensor]:
-        """depth -> 1 / number of its targets in the whole batch, over all processes (whose gradients are averaged)."""
-        depths = range(
-            1 + max((getattr(self.network.heads[name], "depth", 0) for name in self.losses), default=0)
-        )
+        """depth -> 1 / its targets in the whole batch, over all processes (whose gradients are averaged)."""
+        depths = range(1 + max((getattr(self.head(name), "depth", 0) for name in self.losses), default=0))
         counts = torch.stack([targets.count for targets in targets_by_depth(batch, set(depths)).values()])
         world = self.trainer.world_size
         counts = self.trainer.strategy.reduce(counts, reduce_op="sum") if world > 1 else counts
         return dict(zip(depths, world / counts.clamp(min=1), strict=True))
 
     def terms(self, tokens: Tensor, step: int, keep: Tensor | None = None) -> Iterator[Term]:
-        """Every readout of tokens [B, T], the trunk's first; a head of the trunk reads the dropped-out states."""
+        """Every readout of tokens [B, T], the trunk's first; the heads read the dropped-out states."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             states = self.trunk(tokens, taps=self.taps, keep=keep, logits=False).states
         *of_layers, of_trunk = self.layer_weights(step)
@@ -191,7 +194,7 @@ class Training(LightningModule):
             detached = name in self.objective.detach
             with no_gradient_to(self.trunk, detached):
                 seen = {tap: state.detach() for tap, state in states.items()} if detached else states
-                readouts = self.network.heads[name].readouts(self.trunk, tokens, seen)
+                readouts = self.head(name).readouts(self.trunk, tokens, seen)
             weights = loss.weights(len(readouts)) if loss else [0.0 if self.frozen else w for w in of_layers]
             for readout, weight in zip(readouts, weights, strict=True):
                 yield Term(
@@ -199,7 +202,7 @@ class Training(LightningModule):
                 )
 
     def loss(self, terms: list[Term], targets: dict[int, Targets], scales: dict[int, Tensor]) -> Tensor:
-        """Weighted sum of the mean cross-entropies; each term's logits are gone before the next one's are made."""
+        """Weighted sum of the mean cross-entropies; a term's logits are gone before the next are made."""
         matrix = self.trunk.model.lm_head.weight
         total = torch.zeros((), device=matrix.device)
         for term in terms:
@@ -339,7 +342,9 @@ def add(sums: dict[str, Tensor], more: dict[str, Tensor]) -> None:
 
 
 def means(stage: str, sums: dict[str, list[float]]) -> dict[str, float]:
-    """Sums [loss, targets, agreement, alpha] by name -> "train/sequential/depth1/loss" and so on; no targets, no means.
+    """Sums [loss, targets, agreement, alpha] by name -> "train/sequential/depth1/loss" and so on.
+
+    Without targets there is no mean.
 
     >>> means("val", {"parallel/depth1": [6.0, 4.0, 3.0, 2.0]})["val/parallel/depth1/alpha"]
     0.5

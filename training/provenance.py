@@ -29,7 +29,7 @@ def provenance(
 
 
 def commit() -> str | None:
-    """The commit of this checkout, with "+changes" where tracked files differ from it; else MTP_COMMIT; else None."""
+    """The commit of this checkout ("+changes" where tracked files differ), else MTP_COMMIT, else None."""
     head = git("rev-parse", "HEAD")
     if not head:
         return os.environ.get("MTP_COMMIT")

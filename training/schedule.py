@@ -1,4 +1,4 @@
-"""What changes with the step: learning rate, layer dropout, and which exits are trained (LayerSkip, arXiv 2404.16710).
+"""What changes with the step: learning rate, layer dropout, trained exits (LayerSkip, arXiv 2404.16710).
 
 Everything is a pure function of the step, so a resumed run needs no state to go on exactly.
 Letters: L layers numbered l = 0..L-1 as in the paper, t the step, T the number of steps, B rows.
@@ -26,10 +26,10 @@ def learning_rate_factor(step: int, *, warmup_steps: int, max_steps: int, floor:
 
 
 def dropout_rates(num_layers: int, p_max: float, *, schedule: str, step: int, max_steps: int) -> list[float]:
-    """Probability p_{l,t} = S(t) D(l) p_max that a row passes layer l by; D(l) = exp(l ln2 / (L-1)) - 1 (eq. 2).
+    """Probability p_{l,t} = S(t) D(l) p_max that a row passes layer l by.
 
-    D is 0 at the first layer and 1 at the last. S is 1 (`constant`, for a trained trunk) or, from scratch,
-    S(t) = exp(t ln2 / (T-1)) - 1 (`exponential`).
+    D(l) = exp(l ln2 / (L-1)) - 1 is 0 at the first layer and 1 at the last. S is 1 (`constant`, for a trained
+    trunk) or, from scratch, S(t) = exp(t ln2 / (T-1)) - 1 (`exponential`).
 
     >>> [round(p, 4) for p in dropout_rates(3, 0.1, schedule="constant", step=0, max_steps=10)]
     [0.0, 0.0414, 0.1]
@@ -71,8 +71,8 @@ def exits_enabled(
 ) -> list[bool]:
     """C(t, l): which layers have a loss at this step.
 
-    `rotational`: every R-th layer, shifted by one each step. `gradual`: from the last layer down to the first, one
-    more every T/(2L) steps. The last layer is always on: it is the trunk itself, which is never left untrained.
+    `rotational`: every R-th layer, shifted by one each step. `gradual`: from the last layer down to the
+    first, one more every T/(2L) steps. The last layer is always on: it is the trunk itself.
 
     >>> [int(on) for on in exits_enabled(7, "rotational", step=1, max_steps=100, rotation=3)]
     [0, 1, 0, 0, 1, 0, 1]
@@ -90,7 +90,7 @@ def exits_enabled(
 
 
 def exit_weights(scales: list[float], enabled: list[bool]) -> list[float]:
-    """e~(t, l) = C(t, l) e(l) / sum_i C(t, i) e(i): weights of the layers' cross-entropies, which add up to 1.
+    """e~(t, l) = C(t, l) e(l) / sum_i C(t, i) e(i): weights of the layers' losses, which add up to 1.
 
     >>> exit_weights([0.0, 0.5, 1.5, 4.5], [True, False, True, True])
     [0.0, 0.0, 0.25, 0.75]
