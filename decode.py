@@ -16,6 +16,7 @@ import transformers
 from hydra.utils import instantiate
 
 from decoding import Completion, generate
+from decoding.generate import VERIFIERS
 from decoding.prompts import read_prompt
 from decoding.report import document, identical, rate, speedup, summary
 from decoding.requests import Request, read_requests
@@ -39,21 +40,25 @@ def main(config: dict[str, Any], literal: dict[str, str]) -> None:
     for request in requests:
         read_prompt(network, request.prompt)  # before anything is shown
     drafter = instantiate(config["drafter"], network=network)
-    options = {key: config[key] for key in ("num_draft_tokens", "verifier", "stop", "eos_token_ids")}
+    options = {key: config[key] for key in ("num_draft_tokens", "verifier", "eos_token_ids", "logprobs")}
     run = functools.partial(decode, network, requests, config["batch_size"], **options)
     if config["compare"]:
         for warm in (drafter, "none"):
             decode(network, requests[:1], 1, **options, drafter=warm, limit=WARM_UP_TOKENS)
     terminal = Terminal(sys.stdout, stream=config["stream"] and config["batch_size"] == 1)
     completions = run(drafter=drafter, terminal=terminal)
-    print(f"{drafter_name}: {summary(completions)}")
+    lossless = VERIFIERS[config["verifier"]].lossless
+    print(f"{drafter_name}: {summary(completions)}{'' if lossless else ', LOSSY: ' + config['verifier']}")
     plain = run(drafter="none") if config["compare"] else None
-    greedy = all(request.sampling.temperature == 0 for request in requests)
+    same = config["verifier"] == "coupled" or all(r.sampling.temperature == 0 for r in requests)
     if plain is not None:
-        print(compared(completions, plain, greedy))
+        print(compared(completions, plain, same))
     if config["output"]:
         settings = {key: config[key] for key in ("model", "verifier", "num_draft_tokens", "seed")}
-        write(config["output"], document(completions, plain, greedy, drafter=drafter_name, **settings))
+        write(
+            config["output"],
+            document(completions, plain, same, drafter=drafter_name, lossless=lossless, **settings),
+        )
 
 
 def load(config: dict[str, Any]) -> Network:
@@ -96,6 +101,7 @@ def decode(
             [request.prompt for request in batch],
             sampling=[request.sampling for request in batch],
             seed=[request.seed for request in batch],
+            stop=[request.stop for request in batch],
             max_new_tokens=lengths if limit is None else [min(limit, length) for length in lengths],
             observe=terminal.show if terminal and terminal.stream else None,
             **options,
@@ -106,9 +112,9 @@ def decode(
     return completions
 
 
-def compared(completions: list[Completion], plain: list[Completion], greedy: bool) -> str:
+def compared(completions: list[Completion], plain: list[Completion], same: bool) -> str:
     line = f"plain: {rate(plain):.1f} tokens/s; speedup {speedup(completions, plain) or 0:.2f}"
-    if not greedy:
+    if not same:
         return f"{line}; sampled, so only the law is the same"
     return f"{line}; {'identical' if identical(completions, plain) else 'NOT IDENTICAL'}"
 

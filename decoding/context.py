@@ -1,35 +1,84 @@
-"""The settings, seeds and room of every row, as one step of the loop sees them."""
+"""The settings, seeds, texts and room of every row, as one step of the loop sees them.
+
+Shapes: B rows, N draft nodes, V vocabulary.
+"""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from decoding import noise
+from decoding.coupling import coupled_law
 from decoding.draft import Draft
+from decoding.processors import Processor, processed
 from decoding.sampling import RowSampling, draw, law
+from decoding.tree import depths
 
 
 class StepContext:
-    """Laws and draws of one step; see decoding.draft.Context."""
+    """Laws and draws of one step; see decoding.draft.Context.
+
+    texts are the rows' tokens up to and including the root, rules their logits processors. `coupled` turns
+    every law into the one-hot that the noise of its position picks.
+    """
 
     def __init__(
-        self, sampling: RowSampling, seeds: Tensor, room: list[int], step: int, num_draft_tokens: int
+        self,
+        sampling: RowSampling,
+        seeds: Tensor,  # [B] int64
+        room: list[int],
+        step: int,
+        num_draft_tokens: int,
+        *,
+        texts: Sequence[list[int]] = (),
+        rules: Sequence[list[Processor]] = (),
+        coupled: bool = False,
     ):
-        self.sampling = sampling
-        self.seeds = seeds  # [B] int64
-        self.room = room
-        self.step = step
-        self.draws = noise.uniforms(seeds, step, noise.DRAFT, num_draft_tokens + 1)
+        self.sampling, self.seeds, self.room, self.step = sampling, seeds, room, step
+        self.texts, self.coupled = texts, coupled
+        self.ruled = [(row, some) for row, some in enumerate(rules) if some]
+        self.draws = None if coupled else noise.uniforms(seeds, step, noise.DRAFT, num_draft_tokens + 1)
 
     def law(self, logits: Tensor, path: Tensor) -> Tensor:
+        if self.ruled:
+            logits = logits.clone()
+            drafted = path.tolist()
+            for row, rules in self.ruled:
+                logits[row] = processed(logits[row, None], [self.texts[row] + drafted[row]], rules)[0]
         return law(logits[:, None], self.sampling)[:, 0]
 
     def draw(self, law: Tensor, depth: int, node: int) -> tuple[Tensor, Tensor | None]:
+        if self.draws is None:
+            return coupled_law(law, self.seeds, self.position(depth - 1)).argmax(-1), None
         tokens = draw(law, self.draws[:, node])
         return tokens, None if self.sampling.all_greedy else law
 
-    def laws(self, logits: Tensor, draft: Draft) -> Tensor:
-        """The target's law [B, N+1, V] after root and every node."""
+    def position(self, depth: int | Tensor) -> Tensor:
+        """Place [B] in the row's text of the token that follows a node at this depth (the root's is 0)."""
+        return torch.tensor([len(text) for text in self.texts], device=self.seeds.device) + depth
+
+    def target(self, logits: Tensor, draft: Draft) -> Tensor:
+        """The target's own law p [B, N+1, V] after root and every node."""
+        if self.ruled:
+            logits = logits.clone()
+            prefixes = paths(draft)
+            for row, rules in self.ruled:
+                texts = [self.texts[row] + path for path in prefixes[row]]
+                logits[row] = processed(logits[row], texts, rules)
         return law(logits, self.sampling)
+
+    def laws(self, logits: Tensor, draft: Draft) -> Tensor:
+        """What drafts are verified against [B, N+1, V]: p, or under coupling the one-hot that the noise
+        picks."""
+        p = self.target(logits, draft)
+        if not self.coupled:
+            return p
+        levels = depths(draft.parents)
+        picked = [
+            coupled_law(p[:, node], self.seeds, self.position(levels[:, node])) for node in range(p.shape[1])
+        ]
+        return torch.stack(picked, dim=1)
 
     def uniforms(self, draft: Draft) -> Tensor:
         """[B, N+1]: column n-1 tests node n, the last draws the next token.
@@ -38,3 +87,18 @@ class StepContext:
         """
         tests = noise.uniforms(self.seeds, self.step, noise.ACCEPT, draft.tokens.shape[1])
         return torch.cat([tests, noise.uniforms(self.seeds, self.step, noise.NEXT, 1)], dim=1)
+
+
+def paths(draft: Draft) -> list[list[list[int]]]:
+    """For every row and node the drafted tokens from the root (excluded) down to the node (included).
+
+    >>> paths(Draft(torch.tensor([[7, 8, 9]]), torch.tensor([[0, 1, 0]])))
+    [[[], [7], [7, 8], [9]]]
+    """
+    rows = []
+    for tokens, parents in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
+        line: list[list[int]] = [[]]
+        for token, parent in zip(tokens, parents, strict=True):
+            line.append([*line[max(parent, 0)], token])
+        rows.append(line)
+    return rows

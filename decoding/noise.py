@@ -7,14 +7,19 @@ hashes the key with the finaliser of SplitMix64 (Steele, Lea and Flood, 2014).
 import torch
 from torch import Tensor
 
-DRAFT, ACCEPT, NEXT = 1, 2, 3  # roles: drawing a draft token, testing a node, drawing the next token
+# Roles: drawing a draft token, testing a node, drawing the next token, the noise of coupled sampling.
+DRAFT, ACCEPT, NEXT, COUPLE = 1, 2, 3, 4
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: SplitMix64's increment
 
 
-def uniforms(seeds: Tensor, step: int, role: int, count: int) -> Tensor:
-    """One float64 in [0, 1) for each row and each node 0 ... count-1: seeds [B] int64 -> [B, count]."""
+def uniforms(seeds: Tensor, step: int | Tensor, role: int, count: int) -> Tensor:
+    """One float64 in [0, 1) for each row and each node 0 ... count-1: seeds [B] int64 -> [B, count].
+
+    step is one number for all rows or [B] int64.
+    """
     nodes = torch.arange(1, count + 1, device=seeds.device) * signed(GOLDEN)
-    row = mix(mix(seeds + signed(GOLDEN * role)) + signed(GOLDEN * (step + 1)))
+    turn = (step + 1) * signed(GOLDEN) if isinstance(step, Tensor) else signed(GOLDEN * (step + 1))
+    row = mix(mix(seeds + signed(GOLDEN * role)) + turn)
     bits = mix(row[:, None] + nodes)
     return shift_right(bits, 11).double() * 2.0**-53
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from decoding.acceptance import Acceptance, total
-from decoding.generate import Completion
+from decoding.rows import Completion
 
 
 def result(completion: Completion) -> dict[str, Any]:
@@ -23,22 +23,23 @@ def result(completion: Completion) -> dict[str, Any]:
         "accepted": acceptance.accepted,
         "tested_at_depth": acceptance.tested_at_depth,
         "accepted_at_depth": acceptance.accepted_at_depth,
-        "logprobs": None,
+        "logprobs": completion.logprobs,
         "seconds": completion.seconds,
         "tokens_per_second": completion.tokens_per_second,
     }
 
 
 def document(
-    completions: list[Completion], plain: list[Completion] | None, greedy: bool, **settings: Any
+    completions: list[Completion], plain: list[Completion] | None, same: bool, **settings: Any
 ) -> dict[str, Any]:
-    """The whole JSON document. `identical` is said of greedy decoding; a sampled text need not repeat."""
+    """The whole JSON document. `same`: greedy or coupled, so `identical` can be said; a sampled text may
+    differ."""
     return {
         "schema": 1,
         **settings,
         "results": [result(completion) for completion in completions],
         "plain": None if plain is None else [result(completion) for completion in plain],
-        "identical": identical(completions, plain) if plain is not None and greedy else None,
+        "identical": identical(completions, plain) if plain is not None and same else None,
         "speedup": None if plain is None else speedup(completions, plain),
     }
 

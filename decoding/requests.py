@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from decoding.prompts import PromptLike, check_ids
-from decoding.sampling import Sampling
+from decoding.sampling import Sampling, check_whole
 from mtp import UserError
 
-SAMPLING = ("temperature", "top_k", "top_p")
-OF_A_LINE = ("prompt", "messages", "prompt_ids", "seed", "max_new_tokens", *SAMPLING)
+NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
+OF_A_LINE = ("prompt", "messages", "prompt_ids", "seed", "max_new_tokens", "stop", "bad_words", *NUMBERS)
 SEEDS = 2**62  # seeds lie between minus and plus this
 
 
@@ -23,6 +23,7 @@ class Request:
     sampling: Sampling
     seed: int
     max_new_tokens: int
+    stop: list[str]
 
 
 def read_requests(config: dict[str, Any], prompt: str | None) -> list[Request]:
@@ -32,7 +33,6 @@ def read_requests(config: dict[str, Any], prompt: str | None) -> list[Request]:
     """
     check_whole("batch_size", config["batch_size"], 1)
     check_whole("num_draft_tokens", config["num_draft_tokens"], 0)
-    check_strings("stop", config["stop"])
     given = [key for key in ("prompt_file", "prompt_ids") if config[key] is not None]
     if prompt is not None:
         given.append("prompt")
@@ -50,7 +50,9 @@ def read_requests(config: dict[str, Any], prompt: str | None) -> list[Request]:
 
 def request(line: dict[str, Any], config: dict[str, Any], row: int) -> Request:
     """One line's request; what it does not say comes from the config, and row r has seed + r."""
-    sampling = Sampling(**{key: line.get(key, config[key]) for key in SAMPLING})
+    numbers = {key: line.get(key, config[key]) for key in NUMBERS}
+    words, stop = (strings(key, line.get(key, config[key])) for key in ("bad_words", "stop"))
+    sampling = Sampling(**numbers, bad_words=tuple(words))
     seed = line.get("seed", config["seed"])
     check_whole("seed", seed, -SEEDS)
     length = line.get("max_new_tokens", config["max_new_tokens"])
@@ -60,7 +62,7 @@ def request(line: dict[str, Any], config: dict[str, Any], row: int) -> Request:
         prompt = check_ids(prompt, SEEDS)  # against the vocabulary once the network is there
     elif not prompt:
         raise UserError("prompt is empty; at least one character is needed")
-    return Request(prompt, sampling, seed if "seed" in line else seed + row, length)
+    return Request(prompt, sampling, seed if "seed" in line else seed + row, length, stop)
 
 
 def read_prompt_file(path: object) -> list[dict[str, Any]]:
@@ -99,16 +101,13 @@ def read_line(path: str, number: int, line: str) -> dict[str, Any]:
     return value
 
 
-def check_whole(name: str, value: object, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise UserError(f"{name}={value!r} is not a whole number of at least {low}")
-
-
-def check_strings(name: str, value: object) -> None:
-    """A text or a list of texts: Hydra makes numbers, null and booleans of some, which would never be
-    found."""
-    for item in [value] if isinstance(value, str) or not isinstance(value, list) else value:
+def strings(name: str, value: object) -> list[str]:
+    """A text or a list of texts as a list: Hydra makes numbers, null and booleans of some, which never
+    match."""
+    items: list[Any] = value if isinstance(value, list) else [value]
+    for item in items:
         if not isinstance(item, str) or not item:
             raise UserError(
                 f"{name}: {item!r} is not a text of at least one character; quote it: {name}=['\"…\"']"
             )
+    return items

@@ -4,6 +4,7 @@ Shapes: B rows, N nodes, V vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,20 +16,38 @@ from mtp.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a row samples: temperature 0 is greedy; top_k 0 and top_p 1 switch these filters off.
+    """How a row samples: temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 switch these filters off.
 
-    The order is temperature, top-k, top-p, as in transformers.
+    The order is transformers': repetition penalty, bad words, minimum length, the user's own processors (each
+    ids [1, T], scores [1, V] -> scores), then temperature, top-k, top-p, min-p. bad_words are texts or tuples
+    of token ids; min_new_tokens holds an EOS back.
     """
 
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    bad_words: tuple[str | tuple[int, ...], ...] = ()
+    min_new_tokens: int = 0
+    processors: tuple[Callable[[Tensor, Tensor], Tensor], ...] = ()
 
     def __post_init__(self) -> None:
         check_number("temperature", self.temperature, low=0.0)
         check_number("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
-        if isinstance(self.top_k, bool) or not isinstance(self.top_k, int) or self.top_k < 0:
-            raise UserError(f"top_k={self.top_k!r} is not a whole number of at least 0 (0: no limit)")
+        check_number("min_p", self.min_p, low=0.0, high=1.0)
+        check_number("repetition_penalty", self.repetition_penalty, low=0.0, open_low=True)
+        check_whole("top_k", self.top_k, 0)
+        check_whole("min_new_tokens", self.min_new_tokens, 0)
+        for word in self.bad_words:
+            if not isinstance(word, (str, tuple)) or not word:
+                raise UserError(f"bad_words: {word!r} is not a text of at least one character")
+
+
+def check_whole(name: str, value: object, low: int) -> None:
+    """UserError unless value is a whole number (no boolean) of at least low."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise UserError(f"{name}={value!r} is not a whole number of at least {low}")
 
 
 def check_number(
@@ -49,8 +68,10 @@ class RowSampling:
     temperature: Tensor  # [B, 1, 1]
     top_k: Tensor  # [B, 1, 1]; V where the filter is off
     top_p: Tensor  # [B, 1, 1]
+    min_p: Tensor  # [B, 1, 1]
     largest_k: int  # 0: no row filters by rank
     any_top_p: bool
+    any_min_p: bool
     all_greedy: bool
 
     @classmethod
@@ -61,8 +82,10 @@ class RowSampling:
             temperature=column([row.temperature for row in rows], torch.float64),
             top_k=column(ranks, torch.long),
             top_p=column([row.top_p for row in rows], torch.float64),
+            min_p=column([row.min_p for row in rows], torch.float64),
             largest_k=max((rank for rank in ranks if rank < vocab_size), default=0),
             any_top_p=any(row.top_p < 1 for row in rows),
+            any_min_p=any(row.min_p > 0 for row in rows),
             all_greedy=all(row.temperature == 0 for row in rows),
         )
 
@@ -84,6 +107,8 @@ def law(logits: Tensor, rows: RowSampling) -> Tensor:
     warm = scores.softmax(-1)
     if rows.any_top_p:
         warm = keep_top_p(warm, rows)
+    if rows.any_min_p:
+        warm = keep_min_p(warm, rows)
     return torch.where(cold, greedy(logits), warm) if bool(cold.any()) else warm
 
 
@@ -110,6 +135,13 @@ def keep_top_p(probabilities: Tensor, rows: RowSampling) -> Tensor:
     dropped[..., 0] = False
     kept = probabilities.masked_fill(torch.zeros_like(dropped).scatter_(-1, order, dropped), 0.0)
     return torch.where(rows.top_p < 1, kept / kept.sum(-1, keepdim=True), probabilities)
+
+
+def keep_min_p(probabilities: Tensor, rows: RowSampling) -> Tensor:
+    """Only tokens with at least min_p times the best one's probability, renormalised; min_p 0 keeps all."""
+    least = rows.min_p.to(probabilities.dtype) * probabilities.amax(-1, keepdim=True)
+    kept = probabilities.masked_fill(probabilities < least, 0.0)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def draw(law: Tensor, u: Tensor) -> Tensor:

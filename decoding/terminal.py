@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-from decoding.generate import Completion, Emitted
 from decoding.prompts import PromptLike
+from decoding.rows import Completion, Emitted
 
 PROMPT = Style(dim=True)
 ACCEPTED = Style(color="green", bold=True)

@@ -90,3 +90,26 @@ def one_hot(tokens: Tensor, like: Tensor) -> Tensor:
     """[B, N] -> [B, N, V] point masses in the dtype of `like` [..., V]."""
     zeros = torch.zeros(*tokens.shape, like.shape[-1], dtype=like.dtype, device=like.device)
     return zeros.scatter_(-1, tokens[..., None], 1.0)
+
+
+EPSILON, DELTA = 0.09, 0.3  # Medusa's generator defaults: delta = sqrt(epsilon)
+
+
+def verify_typical(p: Tensor, draft: Draft, u: Tensor) -> Verdict:
+    """Medusa's typical acceptance (arXiv 2401.10774): lossy. Arguments as in verify_token.
+
+    A node is accepted when p(x) > min(epsilon, delta exp(-H(p))), the first such sibling being followed; the
+    next token is drawn from p. The more uncertain the target, the less probable a draft may be.
+    """
+    entropy = -(p * p.clamp(min=1e-30).log()).sum(-1)  # [B, N+1]
+    least = (DELTA * (-entropy).exp()).clamp(max=EPSILON)
+    row = torch.arange(len(p), device=p.device)
+    node = torch.zeros_like(row)
+    accepted = torch.zeros(p.shape[:2], dtype=torch.bool, device=p.device)
+    accepted[:, 0] = True
+    for n in range(1, p.shape[1]):
+        tested = draft.parents[:, n - 1] == node
+        taken = tested & (p[row, node, draft.tokens[:, n - 1]] > least[row, node])
+        node = torch.where(taken, n, node)
+        accepted[:, n] = taken
+    return Verdict(accepted, draw(p[row, node], u[:, -1]))

@@ -51,7 +51,7 @@ def test_other_architectures_equal_transformers_generate(model_type):
 
 @pytest.mark.parametrize("drafter", drafter_names())
 @pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 8])
-@pytest.mark.parametrize("verifier", VERIFIERS)
+@pytest.mark.parametrize("verifier", [name for name, verifier in VERIFIERS.items() if verifier.lossless])
 def test_every_drafter_gives_plain_decodings_tokens(network, plain, drafter, num_draft_tokens, verifier):
     together = generate(
         network,

@@ -14,9 +14,9 @@ from decoding import generate
 from decoding.cache import KVCache
 from decoding.context import StepContext
 from decoding.draft import Verdict
-from decoding.generate import GREEDY, build_drafter, decode
-from decoding.generate import Row as LoopRow
+from decoding.generate import GREEDY, Verifier, build_drafter, decode
 from decoding.prompts import Prompt
+from decoding.rows import Row
 from decoding.sampling import RowSampling
 from decoding.stopping import Limits, Output
 
@@ -64,7 +64,7 @@ def run(network, name, pattern):
     step."""
     recorder = Recording(build_drafter(network, name))
     rows = [
-        LoopRow(i, Prompt(prompt, None), GREEDY, i, Output(prompt, Limits(60), None))
+        Row(i, Prompt(prompt, None), GREEDY, i, Output(prompt, Limits(60), None))
         for i, prompt in enumerate(PROMPTS)
     ]
     texts = []
@@ -78,7 +78,7 @@ def run(network, name, pattern):
 
     recorder.propose = propose
     with pytest.raises(StopIteration):
-        decode(network, rows, recorder, 4, scripted(pattern, network.trunk.vocab_size))
+        decode(network, rows, recorder, 4, Verifier(scripted(pattern, network.trunk.vocab_size)))
     return recorder.steps, texts
 
 

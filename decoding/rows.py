@@ -1,0 +1,138 @@
+"""A prompt on its way through the loop, what each step gives it, and what it becomes.
+
+Shapes: B rows, N draft nodes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from decoding.acceptance import Acceptance
+from decoding.processors import Processor
+from decoding.prompts import Prompt
+from decoding.sampling import Sampling
+from decoding.stopping import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one prompt became.
+
+    logprobs, where asked for, are the trunk's own log-probabilities of the emitted tokens: log-softmax of its
+    logits, before temperature, filters and penalties.
+    """
+
+    prompt: str | None
+    prompt_ids: list[int]
+    token_ids: list[int]
+    text: str | None  # None where the network has no tokenizer
+    finish_reason: str  # "eos", "stop", "length" or "context"
+    acceptance: Acceptance
+    seconds: float
+    logprobs: list[float] | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.token_ids) / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """What one step gave one row: the first `drafted` tokens are accepted drafts, the rest is the trunk's
+    own.
+
+    pieces[i] is the text that became certain with tokens[i]: empty inside a character, and without a
+    tokenizer.
+    """
+
+    row: int
+    tokens: list[int]
+    pieces: list[str]
+    drafted: int
+
+
+@dataclass(slots=True)
+class Row:
+    """One prompt on its way."""
+
+    index: int
+    prompt: Prompt
+    sampling: Sampling
+    seed: int
+    output: Output
+    rules: list[Processor] = field(default_factory=list)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    seconds: float = 0.0
+    logprobs: list[float] | None = None
+
+    def room(self) -> int:
+        """Draft nodes that can still be of use: the step itself always emits one token more."""
+        return self.output.limits.max_new_tokens - len(self.output.token_ids) - 1
+
+    def text(self) -> list[int]:
+        """All tokens up to and including the root."""
+        return self.prompt.ids + self.output.token_ids
+
+    def completion(self) -> Completion:
+        output = self.output
+        assert output.finish_reason is not None
+        return Completion(
+            prompt=self.prompt.text,
+            prompt_ids=self.prompt.ids,
+            token_ids=output.token_ids,
+            text=output.text,
+            finish_reason=output.finish_reason,
+            acceptance=self.acceptance,
+            seconds=self.seconds,
+            logprobs=self.logprobs,
+        )
+
+
+def emit(
+    rows: list[Row],
+    tokens: Tensor,
+    keep: Tensor,
+    parents: Tensor,
+    logits: Tensor | None,
+    observe: Callable[[Emitted], None] | None,
+) -> list[int]:
+    """Give every row its new tokens: those of accepted nodes, then the next token. Returns the rows that go
+    on.
+
+    tokens [B, N+1] are the draft tokens and the next token, keep [B, N+1] the accepted nodes, the root first,
+    both on the CPU; logits [B, N+1, V] where log-probabilities are asked for.
+    """
+    going = []
+    for index, (row, line, kept, hangs) in enumerate(
+        zip(rows, tokens.tolist(), keep.tolist(), parents.tolist(), strict=True)
+    ):
+        path = [node for node, true in enumerate(kept) if true]
+        new = [line[node - 1] for node in path[1:]] + [line[-1]]
+        pieces = push(row.output, new)
+        used, accepted = len(pieces), len(path) - 1
+        row.acceptance.count(
+            drafted=sum(parent >= 0 for parent in hangs),
+            tested=accepted + (path[-1] in hangs),
+            accepted=accepted,
+            emitted=used,
+        )
+        if logits is not None:
+            values = logits[index, path[:used]].float().log_softmax(-1)
+            row.logprobs = (row.logprobs or []) + [values[i, new[i]].item() for i in range(used)]
+        if observe is not None:
+            observe(Emitted(row.index, new[:used], pieces, min(accepted, used)))
+        if row.output.finish_reason is None:
+            going.append(index)
+    return going
+
+
+def push(output: Output, tokens: list[int]) -> list[str]:
+    """Append tokens up to the one that ends the output; the text that each of them made certain."""
+    pieces = []
+    for token in tokens:
+        ended = output.push(token)
+        pieces.append(output.new_text())
+        if ended:
+            break
+    return pieces
