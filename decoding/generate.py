@@ -17,6 +17,7 @@ import decoding.drafters
 from decoding.cache import KVCache
 from decoding.context import StepContext
 from decoding.draft import Draft, Drafter, Verdict
+from decoding.draft_length import Policy, policy
 from decoding.processors import processors
 from decoding.prompts import PromptLike, read_prompt
 from decoding.rows import Completion, Emitted, Row, emit
@@ -49,7 +50,7 @@ def generate(
     prompts: PromptLike | Sequence[PromptLike],
     *,
     drafter: str | Drafter = "none",
-    num_draft_tokens: int = 4,
+    num_draft_tokens: int | str = 4,
     verifier: str = "token",
     sampling: Sampling | Sequence[Sampling] = GREEDY,
     max_new_tokens: int | Sequence[int] = 128,
@@ -62,11 +63,12 @@ def generate(
     """Decode one prompt or many together; the output is the trunk's own, whatever the drafter.
 
     prompts: text, token ids or chat messages, one or a list of them. drafter: a name in decoding.drafters or
-    a Drafter. sampling, max_new_tokens, stop: one for all or one a row. Row r of an integer seed s has seed s
-    + r. eos_token_ids: None is the network's own, () none. observe is called with what every step emitted.
-    UserError for what a user got wrong.
+    a Drafter. num_draft_tokens: a number or "auto". sampling, max_new_tokens, stop: one for all or one a row.
+    Row r of an integer seed s has seed s + r. eos_token_ids: None is the network's own, () none. observe is
+    called with what every step emitted. UserError for what a user got wrong.
     """
-    check_whole("num_draft_tokens", num_draft_tokens, 0)
+    if num_draft_tokens != "auto":
+        check_whole("num_draft_tokens", num_draft_tokens, 0)
     if verifier not in VERIFIERS:
         raise UserError(f"verifier={verifier!r} is not one of {', '.join(VERIFIERS)}")
     many = as_list(prompts)
@@ -84,7 +86,7 @@ def generate(
     for row in rows:
         row.logprobs = [] if logprobs else None
     built = build_drafter(network, drafter) if isinstance(drafter, str) else drafter
-    decode(network, rows, built, num_draft_tokens, VERIFIERS[verifier], observe)
+    decode(network, rows, built, policy(num_draft_tokens, built), VERIFIERS[verifier], observe)
     return [row.completion() for row in rows]
 
 
@@ -118,7 +120,7 @@ def decode(
     network: Network,
     rows: list[Row],
     drafter: Drafter,
-    num_draft_tokens: int,
+    length: Policy,
     verifier: Verifier,
     observe: Callable[[Emitted], None] | None = None,
 ) -> None:
@@ -134,11 +136,14 @@ def decode(
     sampling, seeds = settings(network, rows)
     step = 0
     while rows:
+        step_began = time.perf_counter()
+        asked = length.ask([row.index for row in rows])
+        room = [min(row.room(), most) for row, most in zip(rows, asked, strict=True)]
         context = StepContext(
-            sampling, seeds, [row.room() for row in rows], step, num_draft_tokens,
+            sampling, seeds, room, step, length.most,
             texts=texts(rows, verifier), rules=[row.rules for row in rows], coupled=verifier.coupled,
         )  # fmt: skip
-        draft = drafter.propose(root, num_draft_tokens, context)
+        draft = drafter.propose(root, length.most, context)
         parents = draft.parents.cpu()
         nodes = torch.cat([root[:, None], draft.tokens], dim=1)
         window = cache.open(nodes.shape[1], parents=parents)
@@ -153,8 +158,11 @@ def decode(
         drafter.extend(nodes, out.states, keep)
         root = verdict.next_token
         going = emit(rows, tokens, keep, parents, out.logits if logprobs else None, observe)
+        now = time.perf_counter()
+        length.took(draft.tokens.shape[1], now - step_began)
         for row in rows:
-            row.seconds = time.perf_counter() - began
+            row.seconds = now - began
+            length.learn(row.index, *row.last_step)
         if len(going) < len(rows):
             rows = [rows[index] for index in going]
             if rows:

@@ -32,7 +32,8 @@ def read_requests(config: dict[str, Any], prompt: str | None) -> list[Request]:
     At most one of prompt, prompt_file and prompt_ids may be given; none means the config's built-in prompt.
     """
     check_whole("batch_size", config["batch_size"], 1)
-    check_whole("num_draft_tokens", config["num_draft_tokens"], 0)
+    if config["num_draft_tokens"] != "auto":
+        check_whole("num_draft_tokens", config["num_draft_tokens"], 0)
     given = [key for key in ("prompt_file", "prompt_ids") if config[key] is not None]
     if prompt is not None:
         given.append("prompt")

@@ -65,6 +65,7 @@ class Row:
     acceptance: Acceptance = field(default_factory=Acceptance)
     seconds: float = 0.0
     logprobs: list[float] | None = None
+    last_step: tuple[int, int] = (0, 0)  # depths tested and accepted
 
     def room(self) -> int:
         """Draft nodes that can still be of use: the step itself always emits one token more."""
@@ -111,10 +112,11 @@ def emit(
         new = [line[node - 1] for node in path[1:]] + [line[-1]]
         pieces = push(row.output, new)
         used, accepted = len(pieces), len(path) - 1
+        row.last_step = (accepted + (path[-1] in hangs), accepted)
         row.acceptance.count(
             drafted=sum(parent >= 0 for parent in hangs),
-            tested=accepted + (path[-1] in hangs),
-            accepted=accepted,
+            tested=row.last_step[0],
+            accepted=row.last_step[1],
             emitted=used,
         )
         if logits is not None:

@@ -100,7 +100,8 @@ def law(logits: Tensor, rows: RowSampling) -> Tensor:
     if rows.all_greedy:
         return greedy(logits)
     cold = rows.temperature == 0
-    scale = torch.where(cold, 1.0, rows.temperature).to(logits.dtype)
+    number = torch.finfo(logits.dtype)
+    scale = torch.where(cold, 1.0, rows.temperature).clamp(number.tiny, number.max).to(logits.dtype)
     scores = (logits - logits.amax(-1, keepdim=True)) / scale
     if rows.largest_k:
         scores = keep_top_k(scores, rows)

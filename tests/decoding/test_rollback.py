@@ -6,6 +6,7 @@ teacher-forced pass.
 """
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from decoding import generate
 from decoding.cache import KVCache
 from decoding.context import StepContext
 from decoding.draft import Verdict
+from decoding.draft_length import FixedLength
 from decoding.generate import GREEDY, Verifier, build_drafter, decode
 from decoding.prompts import Prompt
 from decoding.rows import Row
@@ -21,6 +23,7 @@ from decoding.sampling import RowSampling
 from decoding.stopping import Limits, Output
 
 PROMPTS = [[5, 3, 9, 9, 1, 2], [4, 4, 4, 4, 8, 7, 6, 1, 4]]
+FOUR = FixedLength(4)
 PATTERNS = {"none": [0] * 8, "some": [2, 1, 3, 0, 2, 4, 1, 2], "all": [4] * 8}
 
 
@@ -59,7 +62,7 @@ def scripted(pattern, length):
     return verify
 
 
-def run(network, name, pattern):
+def run(network, name, pattern, length=FOUR):
     """Decode with scripted verdicts; returns the recorder and, per row, the text as it stood before every
     step."""
     recorder = Recording(build_drafter(network, name))
@@ -78,7 +81,7 @@ def run(network, name, pattern):
 
     recorder.propose = propose
     with pytest.raises(StopIteration):
-        decode(network, rows, recorder, 4, Verifier(scripted(pattern, network.trunk.vocab_size)))
+        decode(network, rows, recorder, length, Verifier(scripted(pattern, network.trunk.vocab_size)))
     return recorder.steps, texts
 
 
@@ -111,6 +114,24 @@ def test_next_proposal_equals_that_of_a_fresh_start(network, name, pattern):
         for r, text in enumerate(rows):
             _, tokens, expected = fresh(network, name, text)
             assert drafted[r].tolist()[: tokens.shape[1]] == tokens[0].tolist()
+            for law, other in zip(laws, expected, strict=True):
+                torch.testing.assert_close(law[r], other[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["ngram", "sequential", "parallel", "early_exit"])
+def test_a_drafter_that_was_not_asked_for_a_while_has_missed_nothing(network, name):
+    lengths = (4, 1, 0, 2, 4, 3, 0, 4)
+    policy = FixedLength(4)
+    asked = iter(lengths)
+    varying = SimpleNamespace(
+        most=4, ask=lambda rows: [next(asked)] * len(rows), learn=policy.learn, took=policy.took
+    )
+    steps, texts = run(network, name, PATTERNS["some"], varying)
+    for (_, drafted, laws), rows, count in zip(steps, texts, lengths, strict=True):
+        for r, text in enumerate(rows):
+            _, tokens, expected = fresh(network, name, text, count)
+            assert drafted[r].tolist()[: tokens.shape[1]] == tokens[0].tolist()
+            assert len(laws) == len(expected)
             for law, other in zip(laws, expected, strict=True):
                 torch.testing.assert_close(law[r], other[0], atol=1e-5, rtol=0)
 
