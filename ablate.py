@@ -1,7 +1,8 @@
-"""Train networks alike, decode them alike, compare them in one table: `python ablate.py experiment=ablation/smoke`.
+"""Train networks alike, decode them alike, compare them in one table: `python ablate.py`.
 
-`out` gets results.jsonl (a line for every row, as soon as it is done), table.md, and a folder for every network that
-is trained. What is there and was made from the same config is used, so a stopped ablation goes on when started again.
+`out` gets results.jsonl (a line for every row, as soon as it is done), table.md, and a folder for every
+network that is trained. What is there already and was made from the same config is used, so an ablation that
+was stopped goes on when it is started again.
 """
 
 import entry  # first: it sets up Hydra's environment
@@ -10,8 +11,6 @@ import entry  # first: it sets up Hydra's environment
 import functools
 import hashlib
 import json
-import os
-import platform
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -30,28 +29,28 @@ from rich.console import Console
 from rich.progress import track
 
 import decode
-from decoding.comparison import compare, counts, greedy, sample
-from decoding.report import number
+from decoding import Sampling, generate
+from decoding.comparison import compare, counts, greedy
+from decoding.generate import VERIFIERS
+from decoding.machine import busy, processor
 from decoding.requests import check_whole
 from decoding.results import Row, add_result, identity, read_results, replace
-from decoding.table import table
+from decoding.table import in_short, table
 from mtp import Network, UserError
 from mtp.checkpoint import fingerprint
 from mtp.network import resolve
-from train import quiet, train
+from train import check_choice, quiet, say, train
 from training.prompts import prompts
 from training.provenance import provenance
 
-# What a row's numbers depend on beside its network and its drafter.
-SETTINGS = (
-    "prompts", "prompt_tokens", "max_new_tokens", "num_draft_tokens", "verifier", "temperature", "repeats", "threads",
-)  # fmt: skip
+DECODING = ("max_new_tokens", "num_draft_tokens", "verifier")
+SETTINGS = ("prompts", "prompt_tokens", *DECODING, "temperature", "repeats", "threads")
 HELD_OUT = (
     "source",
     "validation_fraction",
     "held_out_fraction",
-)  # of the data: what decides what is held out
-PLACES = ("out", "run_dir", "name", "resume")  # of a training config: no number depends on them
+)  # the keys of `data` that say what is held out
+PLACES = ("out", "run_dir", "name", "resume")  # the keys of a training config that no number depends on
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Planned:
     network: str
     drafter: str
     build: dict[str, Any]  # the drafter's own config, with _target_
-    training: dict[str, Any] | None  # the config of the network's training; None: it is there
+    training: dict[str, Any] | None  # the config that trains the network; None where it is there
     model: str  # the network's folder
     config: dict[str, Any]  # all that the row's numbers depend on
 
@@ -81,17 +80,16 @@ def ablate(config: dict[str, Any], argv: list[str]) -> None:
     torch.set_num_threads(config["threads"])
     rows = chosen(plan(config), config["only"])
     results = Path(config["out"]) / "results.jsonl"
-    known = {} if config["again"] else read_results(results)
-    pending = [row for row in rows if row.id not in known]
-    say(f"{len(rows)} rows, {len(rows) - len(pending)} of them done in {results}")
-    for number_, row in enumerate(pending, start=1):
-        say(f"[{number_}/{len(pending)}] {row.name}")
+    known = read_results(results)
+    pending = [row for row in rows if config["again"] or row.id not in known]
+    say(f"{len(rows)} rows, {len(rows) - len(pending)} of them done already in {results}")
+    for place, row in enumerate(pending, start=1):
+        say(f"[{place}/{len(pending)}] {row.name}")
         if row.training is not None:
             ensure_trained(row.training)
         add_result(results, measure(row, config, argv))
         write_table(rows, results)
-    write_table(rows, results)
-    print(f"{results.with_name('table.md')}\n\n{results.with_name('table.md').read_text(encoding='utf-8')}")
+    print(write_table(rows, results))
 
 
 def plan(config: dict[str, Any]) -> list[Planned]:
@@ -104,13 +102,9 @@ def plan(config: dict[str, Any]) -> list[Planned]:
         for drafter in network["drafters"]:
             build = compose("decode", [f"drafter={drafter}"], f"networks.{name}.drafters")["drafter"]
             made = without_places(training) if training else stored(model, drafter)
-            parts = {
-                "network": made,
-                "drafter": build,
-                "data": {key: config["data"][key] for key in HELD_OUT},
-            }
-            settings = {key: config[key] for key in (*SETTINGS, "seed", "dtype", "device")}
-            rows.append(Planned(name, drafter, build, training, model, parts | settings))
+            depends = {key: config[key] for key in (*SETTINGS, "seed", "dtype", "device")}
+            depends |= {"network": made, "drafter": build, "data": held_out(config["data"])}
+            rows.append(Planned(name, drafter, build, training, model, depends))
     return rows
 
 
@@ -122,19 +116,21 @@ def chosen(rows: list[Planned], only: list[str] | None) -> list[Planned]:
 
 
 def compose_training(config: dict[str, Any], name: str, overrides: list[str]) -> dict[str, Any]:
-    """The config that train.py would have, saved in the ablation's folder and held out from the same prompts."""
+    """The config of one training run, which must hold out what the prompts are cut from."""
     where = f"networks.{name}.train"
     training = compose("train", [*config["train"], *overrides, f"seed={config['seed']}"], where)
-    if any(training["data"].get(key) != config["data"][key] for key in HELD_OUT):
-        raise UserError(
-            f"{where}: its data hold out other text than the prompts' (data.{', data.'.join(HELD_OUT)})"
-        )
+    if held_out(training["data"]) != held_out(config["data"]):
+        raise UserError(f"{where}: data.{', data.'.join(HELD_OUT)} are not those that prompts are cut by")
     folder = Path(config["out"]) / name
     return training | {"out": str(folder / "network"), "run_dir": str(folder), "resume": False}
 
 
+def held_out(data: dict[str, Any]) -> dict[str, Any]:
+    return {key: data.get(key) for key in HELD_OUT}
+
+
 def compose(config_name: str, overrides: list[str], where: str) -> dict[str, Any]:
-    """A config of conf/ as plain data; what is wrong with the overrides is told with the key they came from."""
+    """A config of conf/ as plain data; a mistake is told with the key that the overrides come from."""
     with apart():
         try:
             with hydra.initialize_config_dir(str(entry.CONF), version_base="1.3"):
@@ -145,7 +141,7 @@ def compose(config_name: str, overrides: list[str], where: str) -> dict[str, Any
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Put Hydra aside while it runs, so that inside its main function other configs can be composed."""
+    """Put Hydra aside while it runs, so that other configs can be composed inside its main function."""
     outer, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
     try:
         yield
@@ -154,12 +150,11 @@ def apart() -> Iterator[None]:
 
 
 def stored(model: str, drafter: str) -> dict[str, Any]:
-    """What lies in a network's folder: the trunk's fingerprint and that of the head that the drafter's name says."""
+    """What a folder holds: fingerprints of the trunk and of the head that the drafter is named after."""
     folder = resolve(model)
-    head = folder / "heads" / drafter
-    files = sorted(file for file in head.glob("*") if file.name in ("config.json", "model.safetensors"))
-    digest = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest() if files else None
-    return {"trunk": fingerprint(folder), "head": digest}
+    files = [folder / "heads" / drafter / name for name in ("config.json", "model.safetensors")]
+    head = b"".join(file.read_bytes() for file in files if file.is_file())
+    return {"trunk": fingerprint(folder), "head": hashlib.sha256(head).hexdigest()}
 
 
 def without_places(training: dict[str, Any]) -> dict[str, Any]:
@@ -168,22 +163,18 @@ def without_places(training: dict[str, Any]) -> dict[str, Any]:
 
 def ensure_trained(training: dict[str, Any]) -> None:
     """Train the network unless it is there; a run of the same config that was stopped goes on."""
-    folder, run_dir = Path(training["out"]), Path(training["run_dir"])
-    if same(read_provenance(folder).get("config"), training):
+    run_dir = Path(training["run_dir"])
+    if same(read_provenance(training["out"]).get("config"), training):
         return
-    checkpoint = run_dir / "checkpoints" / "last.ckpt"
-    before = run_dir / "config.yaml"
-    resume = (
-        checkpoint.is_file()
-        and before.is_file()
-        and same(OmegaConf.to_container(OmegaConf.load(before)), training)
-    )
-    if not resume:
-        checkpoint.unlink(missing_ok=True)  # so that a stop before the first new one does not lead back to it
+    checkpoint, before = run_dir / "checkpoints" / "last.ckpt", run_dir / "config.yaml"
+    resume = checkpoint.is_file() and before.is_file()
+    if resume and not same(OmegaConf.to_container(OmegaConf.load(before)), training):
+        checkpoint.unlink()  # else a stop before the first new one would lead back to it
+        resume = False
     try:
         train(training | {"resume": resume})
     except SystemExit:
-        say("the same command goes on from there (resume is not needed)")
+        say("an ablation goes on by itself: the same command is enough")
         raise
 
 
@@ -191,62 +182,60 @@ def same(found: Any, training: dict[str, Any]) -> bool:
     return isinstance(found, dict) and identity(without_places(found)) == identity(without_places(training))
 
 
-def read_provenance(folder: Path) -> dict[str, Any]:
-    """What the folder says of its making; nothing where it says nothing."""
+def read_provenance(model: str) -> dict[str, Any]:
+    """What a folder says of its making; nothing where it says nothing."""
     try:
-        return json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
+        return json.loads(Path(model, "provenance.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 
 
 def measure(row: Planned, config: dict[str, Any], argv: list[str]) -> Row:
-    """Decode with the row's drafter and plainly, and put everything together that the table and its readers want."""
+    """Decode with the row's drafter and plainly; everything that the table and its readers want."""
     network = decode.load(
         {"model": row.model, "heads": None, "dtype": config["dtype"], "device": config["device"]}
     )
     drafter = instantiate(row.build, network=network)
-    held_out = instantiate(config["data"]).documents("held_out")
-    found = prompts(held_out, config["prompts"], network.tokenizer, config["prompt_tokens"], config["seed"])
-    ids = [prompt.token_ids for prompt in found]
-    options = {key: config[key] for key in ("max_new_tokens", "num_draft_tokens", "verifier", "seed")}
-    sampled = sample(network, drafter, ids, temperature=config["temperature"], **options)
-    load = warn_if_busy(config["threads"])
-    trials = compare(network, drafter, shown(ids, row.name), repeats=config["repeats"], **options)
-    made = read_provenance(Path(row.model))
+    ids = cut_prompts(network, config)
+    options = {key: config[key] for key in (*DECODING, "seed")}
+    sampling = Sampling(temperature=config["temperature"])
+    sampled = generate(network, ids, drafter=drafter, sampling=sampling, **options)
+    trials = compare(network, drafter, shown(ids), repeats=config["repeats"], **options)
+    if warning := busy(config["threads"]):
+        say(f"warning: {warning}")
+    made = read_provenance(row.model)
     result = {
         "id": row.id,
         "network": row.network,
         "drafter": row.drafter,
         "model": row.model,
-        **provenance(row.config | {"seed": config["seed"]}, made.get("validation", {}), ["ablate.py", *argv]),
+        **provenance(row.config, made.get("validation", {}), ["ablate.py", *argv]),
         "training_tokens": training_tokens(made),
         "parameters": parameters(network, row.drafter),
         "settings": {key: config[key] for key in SETTINGS},
-        "machine": machine(network),
+        "machine": processor(network.trunk.device),
         "dtype": str(network.trunk.dtype).removeprefix("torch."),
-        "load": load,
+        "warning": warning,
         "greedy": greedy(trials),
         "sampled": counts(sampled),
     }
-    say(told(result))
+    say(in_short(result))
     return result
 
 
-def told(result: Row) -> str:
-    done = result["greedy"]
-    same_ids = "same ids as plain" if done["identical"] else "NOT the ids of plain decoding"
-    return (
-        f"τ {number(done['tau'])}, sampled {number(result['sampled']['tau'])}, α {number(done['alpha'])}, "
-        f"c {number(done['draft_cost'])}, {done['tokens_per_second']:.0f} tokens/s, "
-        f"speedup {done['speedup']:.2f}, {same_ids}"
-    )
+def cut_prompts(network: Network, config: dict[str, Any]) -> list[list[int]]:
+    if network.tokenizer is None:
+        raise UserError("networks: one has no tokenizer, so no prompts can be cut for it")
+    documents = instantiate(config["data"]).documents("held_out")
+    cut = prompts(documents, config["prompts"], network.tokenizer, config["prompt_tokens"], config["seed"])
+    return [prompt.token_ids for prompt in cut]
 
 
 def training_tokens(made: dict[str, Any]) -> int | None:
-    """Tokens of the run that saved the network; None where the folder does not say."""
-    config = made.get("config", {})
+    """Tokens of the run that saved a network; None where its folder does not say."""
     try:
-        return config["trainer"]["max_steps"] * config["data"]["batch_size"] * config["data"]["row_length"]
+        trainer, data = made["config"]["trainer"], made["config"]["data"]
+        return trainer["max_steps"] * data["batch_size"] * data["row_length"]
     except KeyError:
         return None
 
@@ -259,34 +248,17 @@ def parameters(network: Network, drafter: str) -> dict[str, int]:
     }
 
 
-def machine(network: Network) -> str:
-    """The processor that decodes, by name if it has one."""
-    if network.trunk.device.type == "cuda":
-        return torch.cuda.get_device_name(network.trunk.device)
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def warn_if_busy(threads: int) -> float:
-    """The load of the last minute; a warning when others are at work, because then times are not to be trusted."""
-    load = os.getloadavg()[0]
-    if load > 1.5 * threads:
-        say(f"warning: the load is {load:.1f} and {threads} threads are used here, so times will be off")
-    return load
-
-
-def shown(ids: list[list[int]], name: str) -> Iterable[list[int]]:
+def shown(ids: list[list[int]]) -> Iterable[list[int]]:
     """The prompts, with a progress bar on a terminal."""
-    return track(ids, name, console=Console(file=sys.stderr), disable=not sys.stderr.isatty())
+    return track(ids, "decoding", console=Console(file=sys.stderr), disable=not sys.stderr.isatty())
 
 
-def write_table(rows: list[Planned], results: Path) -> None:
+def write_table(rows: list[Planned], results: Path) -> str:
+    """Write table.md beside the results, with the rows that are done."""
     known = read_results(results)
-    if done := [known[row.id] for row in rows if row.id in known]:
-        replace(results.with_name("table.md"), table(done))
+    text = table([known[row.id] for row in rows if row.id in known])
+    replace(results.with_name("table.md"), text)
+    return text
 
 
 def check_config(config: dict[str, Any]) -> None:
@@ -298,19 +270,24 @@ def check_config(config: dict[str, Any]) -> None:
         check_whole(key, config[key], 1)
     for key in ("seed", "num_draft_tokens"):
         check_whole(key, config[key], 0)
+    check_choice("verifier", config["verifier"], tuple(VERIFIERS))
+    check_choice("dtype", config["dtype"], (None, *decode.DTYPES))
+    Sampling(temperature=config["temperature"])
+    for key in ("train", "only"):
+        check_texts(key, config[key] or [])
 
 
-def check_network(name: str, network: dict[str, Any]) -> None:
-    found = ", ".join(network) if isinstance(network, dict) else repr(network)
+def check_network(name: str, network: Any) -> None:
     if not isinstance(network, dict) or set(network) not in ({"train", "drafters"}, {"model", "drafters"}):
+        found = ", ".join(network) if isinstance(network, dict) else repr(network)
         raise UserError(f"networks.{name} has {found}; it needs drafters, and either train or model")
-    for key in set(network) - {"model"}:
-        if not isinstance(network[key], list) or not all(isinstance(item, str) for item in network[key]):
-            raise UserError(f"networks.{name}.{key}={network[key]!r} is not a list of texts")
+    for key in sorted(set(network) - {"model"}):
+        check_texts(f"networks.{name}.{key}", network[key])
 
 
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def check_texts(key: str, value: Any) -> None:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise UserError(f"{key}={value!r} is not a list of texts")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import entry  # first: it sets up Hydra's environment
 
 # isort: split
+import dataclasses
 import functools
 import json
 import os
@@ -14,13 +15,19 @@ from typing import Any
 import torch
 import transformers
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from rich.console import Console
 
 from decoding import Completion, generate
-from decoding.generate import VERIFIERS
+from decoding.generate import VERIFIERS, build_drafter, check_eos, check_verifier, drafter_names
+from decoding.payoff import Ledger, ledger, shown
 from decoding.prompts import read_prompt
+from decoding.replay import Text
 from decoding.report import document, identical, rate, speedup, summary
 from decoding.requests import Request, read_requests
 from decoding.terminal import Terminal
+from decoding.trace import page
+from decoding.tracer import Tracer
 from mtp import Network, UserError
 
 LITERAL = ("prompt", "stop")  # keys whose text Hydra's grammar would change or refuse
@@ -32,33 +39,66 @@ def main(config: dict[str, Any], literal: dict[str, str]) -> None:
     """One call of decode.py, from the composed config and the values lifted from the command line."""
     if "stop" in literal:
         config["stop"] = literal["stop"]
+    check_keys(config)
     drafter_name = config["drafter"]["_target_"].split(".")[-2]
     requests = read_requests(config, literal.get("prompt"))
-    check_output(config["output"])
+    check_output("output", config["output"])
+    check_output("trace", config["trace"])
+    check_verifier(config["verifier"])
     transformers.utils.logging.disable_progress_bar()
     network = load(config)
     for request in requests:
         read_prompt(network, request.prompt)  # before anything is shown
+    check_eos(network, config["eos_token_ids"])
     drafter = instantiate(config["drafter"], network=network)
     options = {key: config[key] for key in ("num_draft_tokens", "verifier", "eos_token_ids", "logprobs")}
     run = functools.partial(decode, network, requests, config["batch_size"], **options)
+    book = None
+    if config["ledger"]:
+        book = foretold(network, requests, run(drafter="none"), drafter_name, config)
+        Console().print(shown(book))
     if config["compare"]:
         for warm in (drafter, "none"):
             decode(network, requests[:1], 1, **options, drafter=warm, limit=WARM_UP_TOKENS)
     terminal = Terminal(sys.stdout, stream=config["stream"] and config["batch_size"] == 1)
-    completions = run(drafter=drafter, terminal=terminal)
+    tracer = Tracer(network.tokenizer) if config["trace"] else None
+    completions = run(drafter=drafter, terminal=terminal, trace=tracer)
     lossless = VERIFIERS[config["verifier"]].lossless
     print(f"{drafter_name}: {summary(completions)}{'' if lossless else ', LOSSY: ' + config['verifier']}")
     plain = run(drafter="none") if config["compare"] else None
     same = config["verifier"] == "coupled" or all(r.sampling.temperature == 0 for r in requests)
     if plain is not None:
         print(compared(completions, plain, same))
+    if tracer is not None:
+        named = f"{drafter_name} on {config['model']}, verifier {config['verifier']}"
+        write_text(config["trace"], page(tracer.stories, named))
     if config["output"]:
         settings = {key: config[key] for key in ("model", "verifier", "num_draft_tokens", "seed")}
+        settings["ledger"] = book and [dataclasses.asdict(line) for line in book.entries]
         write(
             config["output"],
             document(completions, plain, same, drafter=drafter_name, lossless=lossless, **settings),
         )
+
+
+def check_keys(config: dict[str, Any]) -> None:
+    """Refuse a key that Hydra was made to add or to drop."""
+    known = {"drafter", *OmegaConf.load(entry.CONF / "decode.yaml")} - {"defaults"}
+    for key in sorted(set(config) - known):
+        raise UserError(f"unknown key {key}: see --cfg job for the keys that there are")
+    for key in sorted(known - set(config)):
+        raise UserError(f"{key} is missing: say {key}=…")
+
+
+def check_drafter(arguments: list[str]) -> None:
+    """End where Hydra would take the drafter for several or for none; a multirun may name several."""
+    names = sorted(path.stem for path in (entry.CONF / "drafter").glob("*.yaml"))
+    for argument in arguments:
+        key, sign, value = argument.partition("=")
+        if key == "drafter" and value.startswith("["):
+            entry.fail(f"{argument}: one drafter is needed, not a list")
+        if key == "drafter" and sign and value not in names and not {"-m", "--multirun"} & set(arguments):
+            entry.fail(f"{argument} is not one of {', '.join(names)}")
 
 
 def load(config: dict[str, Any]) -> Network:
@@ -112,6 +152,21 @@ def decode(
     return completions
 
 
+def foretold(
+    network: Network, requests: list[Request], plain: list[Completion], chosen: str, config: dict[str, Any]
+) -> Ledger:
+    """The ledger of every drafter that this network can have, on what plain decoding made of the requests."""
+    drafters = {name: functools.partial(build_drafter, network, name) for name in drafter_names()}
+    drafters[chosen] = functools.partial(instantiate, config["drafter"], network=network)
+    del drafters["none"]
+    texts = [
+        Text(completion.prompt_ids, completion.token_ids, request.sampling, request.max_new_tokens)
+        for completion, request in zip(plain, requests, strict=True)
+    ]
+    eos = check_eos(network, config["eos_token_ids"])
+    return ledger(network, texts, drafters, batch_size=config["batch_size"], eos_token_ids=eos)
+
+
 def compared(completions: list[Completion], plain: list[Completion], same: bool) -> str:
     line = f"plain: {rate(plain):.1f} tokens/s; speedup {speedup(completions, plain) or 0:.2f}"
     if not same:
@@ -119,19 +174,28 @@ def compared(completions: list[Completion], plain: list[Completion], same: bool)
     return f"{line}; {'identical' if identical(completions, plain) else 'NOT IDENTICAL'}"
 
 
-def check_output(output: str | None) -> None:
-    if output and not Path(output).absolute().parent.is_dir():
-        raise UserError(f"output={output}: there is no folder {Path(output).parent}")
-    if output and Path(output).is_dir():
-        raise UserError(f"output={output} is a folder; a file is needed")
+def check_output(key: str, path: object) -> None:
+    """Refuse a file that could not be written, before anything is decoded."""
+    if path is None:
+        return
+    if not isinstance(path, str) or not path:
+        raise UserError(f"{key}={path!r} is not a file name")
+    if not Path(path).absolute().parent.is_dir():
+        raise UserError(f"{key}={path}: there is no folder {Path(path).parent}")
+    if Path(path).is_dir():
+        raise UserError(f"{key}={path} is a folder; a file is needed")
 
 
 def write(path: str, value: dict[str, Any]) -> None:
-    """The JSON file, whole or not at all."""
+    write_text(path, json.dumps(value, ensure_ascii=False, indent=1))
+
+
+def write_text(path: str, text: str) -> None:
+    """The file, whole or not at all."""
     with tempfile.NamedTemporaryFile(
         "w", dir=Path(path).absolute().parent, delete=False, encoding="utf-8"
     ) as file:
-        json.dump(value, file, ensure_ascii=False, indent=1)
+        file.write(text)
     os.chmod(file.name, 0o644)
     os.replace(file.name, path)
 
@@ -155,9 +219,12 @@ def lift(argv: list[str]) -> tuple[list[str], dict[str, str]]:
     return rest, literal
 
 
-if __name__ == "__main__":
-    rest, literal = lift(sys.argv[1:])
-    for argument in rest:
-        if argument.startswith("drafter=["):
-            entry.fail(f"{argument}: one drafter is needed, not a list")
+def command(argv: list[str]) -> None:
+    """The whole command line, `argv` without the program's name."""
+    rest, literal = lift(argv)
+    check_drafter(rest)
     entry.run(functools.partial(main, literal=literal), "decode", rest)
+
+
+if __name__ == "__main__":
+    command(sys.argv[1:])

@@ -180,8 +180,8 @@ def build_module(config: dict[str, Any], network: Network, reports: list[Any]) -
 def head_loss(name: str, loss: dict[str, float] | None) -> HeadLoss | None:
     if loss is None:
         return None
-    if unknown := sorted(set(loss) - {"total", "each"}):
-        raise UserError(f"heads.{name}.loss.{unknown[0]}: a loss has total or each")
+    if unknown := sorted(set(loss) - {"total", "each", "feature"}):
+        raise UserError(f"heads.{name}.loss.{unknown[0]}: a loss has total or each, and feature")
     return HeadLoss(**loss)
 
 

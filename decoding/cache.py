@@ -28,7 +28,7 @@ class Window:
 class KVCache:
     """Preallocated keys and values by layer; `open` a window, run layers, then `commit` what was accepted."""
 
-    def __init__(self, batch_size: int, device: torch.device, capacity: int = 256):
+    def __init__(self, batch_size: int, device: torch.device, capacity: int = 64):
         self.lengths = [0] * batch_size  # committed tokens by row
         self.device = device
         self.capacity = capacity
@@ -37,7 +37,7 @@ class KVCache:
 
     def open(self, count: int, *, first: int = 0, parents: Tensor | None = None) -> Window:
         """Scratch slots for nodes first ... first+count-1, which hang in a chain, or as parents [B, N] (CPU)
-        says.
+        says, where N = first+count-1: of a tree that grows, the last nodes.
 
         Row with 10 committed tokens, first=0, count=3: slots and positions 10, 11, 12; node 1 looks at slots
         0 ... 11. In a tree with parents [[0, 0]] node 2 has slot 12, position 11, and does not see slot 11.
@@ -52,6 +52,7 @@ class KVCache:
             positions, mask = slots, self._chain_mask(slots, size, equal)
         else:
             positions, mask = self._tree(parents.to(self.device), length, size)
+            positions, mask = positions[:, first:], mask[:, :, first:]
         self._reserve(size)
         self.window = Window(positions, mask, None if equal else slots, self.lengths[0] + first, size)
         return self.window

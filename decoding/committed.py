@@ -11,7 +11,7 @@ class Committed:
     """Grows by `extend`; `since` hands out everything from a position on, left-aligned, for a head to catch
     up."""
 
-    def __init__(self, batch_size: int, capacity: int = 256):
+    def __init__(self, batch_size: int, capacity: int = 64):
         self.lengths = [0] * batch_size
         self.capacity = capacity
         self.tokens = torch.empty(batch_size, 0, dtype=torch.long)  # [B, capacity]

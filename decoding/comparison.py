@@ -9,7 +9,6 @@ from decoding.acceptance import total
 from decoding.draft import Autoregressive, Drafter
 from decoding.generate import Completion, generate
 from decoding.report import repeated_4grams
-from decoding.sampling import Sampling
 from decoding.timed import Timed
 from mtp import Network
 
@@ -32,40 +31,57 @@ def compare(
     network: Network, drafter: Drafter, prompts: Iterable[list[int]], *, repeats: int, **options: Any
 ) -> list[Trial]:
     """Decode every prompt `repeats` times plainly and with the drafter; options are generate's."""
-    timed, trials = Timed(drafter), []
+    timed = Timed(drafter)
+    trials: list[Trial] = []
     for prompt in prompts:
         if not trials:
             for warm in (timed, Autoregressive()):
-                generate(network, [prompt], drafter=warm, **options | {"max_new_tokens": WARM_UP_TOKENS})
+                generate(network, prompt, drafter=warm, **options | {"max_new_tokens": WARM_UP_TOKENS})
         trials.append(trial(network, timed, prompt, repeats=repeats, **options))
     return trials
 
 
 def trial(network: Network, timed: Timed, prompt: list[int], *, repeats: int, **options: Any) -> Trial:
-    drafted, plain, inside = [], [], []
+    drafted: list[Completion] = []
+    plain: list[Completion] = []
+    inside: list[float] = []
     for repeat in range(repeats):
         # Who goes first changes, so that a machine that slows down or speeds up favours nobody.
         for turn in (repeat, repeat + 1):
             if turn % 2:
-                drafted += generate(network, [prompt], drafter=timed, **options)
+                drafted += generate(network, prompt, drafter=timed, **options)
                 inside.append(timed.seconds)
             else:
-                plain += generate(network, [prompt], drafter=Autoregressive(), **options)
+                plain += generate(network, prompt, drafter=Autoregressive(), **options)
     return Trial(
-        drafted[0],
-        plain[0],
-        all(completion.token_ids == plain[0].token_ids for completion in drafted + plain),
-        median(completion.seconds for completion in drafted),
-        median(completion.seconds for completion in plain),
-        median(inside),
+        drafted=drafted[0],
+        plain=plain[0],
+        identical=all(completion.token_ids == plain[0].token_ids for completion in drafted + plain),
+        seconds=median(completion.seconds for completion in drafted),
+        plain_seconds=median(completion.seconds for completion in plain),
+        draft_seconds=median(inside),
     )
 
 
-def sample(
-    network: Network, drafter: Drafter, prompts: list[list[int]], *, temperature: float, **options: Any
-) -> list[Completion]:
-    """Every prompt once at a temperature, all together: a row's text does not depend on its company."""
-    return generate(network, prompts, drafter=drafter, sampling=Sampling(temperature=temperature), **options)
+def greedy(trials: Sequence[Trial]) -> dict[str, Any]:
+    """All about greedy decoding as plain data; `prompts` has what an interval over prompts needs."""
+    drafted = [trial.drafted for trial in trials]
+    shares = [repeated_4grams(completion.token_ids) for completion in drafted]
+    return {
+        **counts(drafted),
+        **speeds(trials),
+        "identical": all(trial.identical for trial in trials),
+        "repeated_4grams": sum(shares) / len(shares),
+        "prompts": [
+            {
+                "tokens": len(trial.drafted.token_ids),
+                "steps": trial.drafted.acceptance.steps,
+                "seconds": trial.seconds,
+                "plain_seconds": trial.plain_seconds,
+            }
+            for trial in trials
+        ],
+    }
 
 
 def counts(completions: Sequence[Completion]) -> dict[str, Any]:
@@ -83,16 +99,14 @@ def counts(completions: Sequence[Completion]) -> dict[str, Any]:
     }
 
 
-def times(trials: Sequence[Trial]) -> dict[str, Any]:
+def speeds(trials: Sequence[Trial]) -> dict[str, Any]:
     """Speed of both ways over all prompts, and the draft cost c: drafter time by target time for one token.
 
-    Of an early exit's c a part comes back: what it computes the verification need not.
+    Of an early exit's c a part comes back: what it computes, the verification need not.
     """
-    drafted = [trial.drafted for trial in trials]
-    plain = [trial.plain for trial in trials]
-    rate = tokens(drafted) / sum(trial.seconds for trial in trials)
-    plain_rate = tokens(plain) / sum(trial.plain_seconds for trial in trials)
-    nodes = sum(completion.acceptance.drafted for completion in drafted)
+    rate = tokens([trial.drafted for trial in trials]) / sum(trial.seconds for trial in trials)
+    plain_rate = tokens([trial.plain for trial in trials]) / sum(trial.plain_seconds for trial in trials)
+    nodes = sum(trial.drafted.acceptance.drafted for trial in trials)
     inside = sum(trial.draft_seconds for trial in trials)
     return {
         "tokens_per_second": rate,
@@ -104,24 +118,3 @@ def times(trials: Sequence[Trial]) -> dict[str, Any]:
 
 def tokens(completions: Sequence[Completion]) -> int:
     return sum(len(completion.token_ids) for completion in completions)
-
-
-def greedy(trials: Sequence[Trial]) -> dict[str, Any]:
-    """Everything about the greedy decoding as plain data; `prompts` has what an interval over prompts needs."""
-    drafted = [trial.drafted for trial in trials]
-    shares = [repeated_4grams(completion.token_ids) for completion in drafted]
-    return {
-        **counts(drafted),
-        **times(trials),
-        "identical": all(trial.identical for trial in trials),
-        "repeated_4grams": sum(shares) / len(shares),
-        "prompts": [
-            {
-                "tokens": len(trial.drafted.token_ids),
-                "steps": trial.drafted.acceptance.steps,
-                "seconds": trial.seconds,
-                "plain_seconds": trial.plain_seconds,
-            }
-            for trial in trials
-        ],
-    }

@@ -38,11 +38,11 @@ class StepContext:
         self.sampling, self.seeds, self.room, self.step = sampling, seeds, room, step
         self.texts, self.coupled = texts, coupled
         self.ruled = [(row, some) for row, some in enumerate(rules) if some]
-        self.draws = None if coupled else noise.uniforms(seeds, step, noise.DRAFT, num_draft_tokens + 1)
+        self.draws = None if coupled else self._draws(num_draft_tokens + 1)
 
     def law(self, logits: Tensor, path: Tensor) -> Tensor:
         if self.ruled:
-            logits = logits.clone()
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
             drafted = path.tolist()
             for row, rules in self.ruled:
                 logits[row] = processed(logits[row, None], [self.texts[row] + drafted[row]], rules)[0]
@@ -51,8 +51,38 @@ class StepContext:
     def draw(self, law: Tensor, depth: int, node: int) -> tuple[Tensor, Tensor | None]:
         if self.draws is None:
             return coupled_law(law, self.seeds, self.position(depth - 1)).argmax(-1), None
+        if node >= self.draws.shape[1]:  # a tree has more nodes than the depths that were asked for
+            self.draws = self._draws(2 * node)
         tokens = draw(law, self.draws[:, node])
         return tokens, None if self.sampling.all_greedy else law
+
+    def _draws(self, count: int) -> Tensor:
+        return noise.uniforms(self.seeds, self.step, noise.DRAFT, count)
+
+    def draw_siblings(
+        self, law: Tensor, logits: Tensor, depth: int, nodes: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Children of one node, drawn one after the other without replacement: tokens [B, C], q [B, C, V].
+
+        q of a child is the law given the siblings before it: theirs taken out, the rest renormalised. Where
+        the law has no more tokens (a greedy one has a single one), the best by `logits` [B, V] of those that
+        are left follow, which is deterministic given the siblings, so that their q is a one-hot.
+        """
+        seen = torch.zeros_like(law, dtype=torch.bool)
+        ranks = logits.to(law.dtype).clamp(min=torch.finfo(law.dtype).min)
+        tokens, laws, left = list[Tensor](), list[Tensor | None](), law
+        for node in nodes:
+            if tokens:
+                seen = seen.scatter(1, tokens[-1][:, None], True)
+                rest = law.masked_fill(seen, 0.0)
+                mass = rest.sum(-1, keepdim=True)
+                best = ranks.masked_fill(seen, -torch.inf).argmax(-1, keepdim=True)
+                left = torch.where(mass > 0, rest / mass, torch.zeros_like(law).scatter(1, best, 1.0))
+            token, q = self.draw(left, depth, node)
+            tokens.append(token)
+            laws.append(q)
+        drawn = [q for q in laws if q is not None]
+        return torch.stack(tokens, dim=1), torch.stack(drawn, dim=1) if drawn else None
 
     def position(self, depth: int | Tensor) -> Tensor:
         """Place [B] in the row's text of the token that follows a node at this depth (the root's is 0)."""
@@ -61,7 +91,7 @@ class StepContext:
     def target(self, logits: Tensor, draft: Draft) -> Tensor:
         """The target's own law p [B, N+1, V] after root and every node."""
         if self.ruled:
-            logits = logits.clone()
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
             prefixes = paths(draft)
             for row, rules in self.ruled:
                 texts = [self.texts[row] + path for path in prefixes[row]]

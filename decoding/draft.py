@@ -3,6 +3,7 @@
 Shapes: B rows, N draft nodes, V vocabulary, H hidden size, W tokens given at once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,6 +49,14 @@ class Context(Protocol):
     def draw(self, law: Tensor, depth: int, node: int) -> tuple[Tensor, Tensor | None]:
         """Draw one token a row from law [B, V]; return tokens [B] and the q to declare (None:
         deterministic)."""
+
+    def draw_siblings(
+        self, law: Tensor, logits: Tensor, depth: int, nodes: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Draw as many different tokens as `nodes`; return tokens [B, C] and the q [B, C, V] to declare.
+
+        logits [B, V] say which are best where the law has too few tokens, as a greedy one always has.
+        """
 
 
 class Drafter(Protocol):

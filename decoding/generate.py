@@ -18,13 +18,17 @@ from decoding.cache import KVCache
 from decoding.context import StepContext
 from decoding.draft import Draft, Drafter, Verdict
 from decoding.draft_length import Policy, policy
+from decoding.noise import SEEDS
 from decoding.processors import processors
 from decoding.prompts import PromptLike, read_prompt
 from decoding.rows import Completion, Emitted, Row, emit
-from decoding.sampling import RowSampling, Sampling, check_whole
+from decoding.sampling import RowSampling, Sampling
 from decoding.stopping import Limits, Output, check_stop
+from decoding.traversal import verify_traversal
+from decoding.tree import height, is_chain
 from decoding.verify import verify_block, verify_token, verify_typical
 from mtp import Network, UserError
+from mtp.errors import check_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,16 @@ class Verifier:
     verify: Callable[[Tensor, Draft, Tensor], Verdict]
     coupled: bool = False
     lossless: bool = True
+    trees: bool = True  # whether it tests siblings
 
 
+# Told after every step: rows (with its tokens), draft, p and logits [B, N+1, V], verdict.
+Trace = Callable[[list[Row], Draft, Tensor, Tensor, Verdict], None]
 GREEDY = Sampling()
 VERIFIERS = {
     "token": Verifier(verify_token),
-    "block": Verifier(verify_block),
+    "block": Verifier(verify_block, trees=False),
+    "traversal": Verifier(verify_traversal),
     "coupled": Verifier(verify_token, coupled=True),
     "typical": Verifier(verify_typical, lossless=False),
 }
@@ -59,49 +67,55 @@ def generate(
     eos_token_ids: int | Sequence[int] | None = None,
     logprobs: bool = False,
     observe: Callable[[Emitted], None] | None = None,
+    trace: Trace | None = None,
 ) -> list[Completion]:
     """Decode one prompt or many together; the output is the trunk's own, whatever the drafter.
 
     prompts: text, token ids or chat messages, one or a list of them. drafter: a name in decoding.drafters or
     a Drafter. num_draft_tokens: a number or "auto". sampling, max_new_tokens, stop: one for all or one a row.
     Row r of an integer seed s has seed s + r. eos_token_ids: None is the network's own, () none. observe is
-    called with what every step emitted. UserError for what a user got wrong.
+    called with what every step emitted, trace with all that it came from. UserError for what a user got
+    wrong.
     """
     if num_draft_tokens != "auto":
         check_whole("num_draft_tokens", num_draft_tokens, 0)
-    if verifier not in VERIFIERS:
-        raise UserError(f"verifier={verifier!r} is not one of {', '.join(VERIFIERS)}")
+    check_verifier(verifier)
     many = as_list(prompts)
     if not many:
         raise UserError("prompts is an empty list; at least one prompt is needed")
-    eos = check_eos(network, eos_token_ids)
+    eos, device = check_eos(network, eos_token_ids), network.trunk.device
     columns = (
         many,
         per_row("sampling", sampling, len(many)),
-        per_row("seed", seed, len(many), lambda s, r: s + r),
+        per_row("seed", seed, len(many), next_seed),
         per_row("max_new_tokens", max_new_tokens, len(many)),
-        stop if is_nested(stop) else [stop] * len(many),
+        per_row("stop", stop, len(many)) if is_nested(stop) else [stop] * len(many),
     )
-    rows = [new_row(network, index, *values, eos) for index, values in enumerate(zip(*columns, strict=True))]
+    rows = [
+        new_row(network, device, eos, index, *values)
+        for index, values in enumerate(zip(*columns, strict=True))
+    ]
     for row in rows:
         row.logprobs = [] if logprobs else None
     built = build_drafter(network, drafter) if isinstance(drafter, str) else drafter
-    decode(network, rows, built, policy(num_draft_tokens, built), VERIFIERS[verifier], observe)
+    decode(network, rows, built, policy(num_draft_tokens, built), VERIFIERS[verifier], observe, trace)
     return [row.completion() for row in rows]
 
 
 def new_row(
     network: Network,
+    device: torch.device,
+    eos: tuple[int, ...],
     index: int,
     prompt: PromptLike,
     sampling: Sampling,
     seed: int,
     max_new_tokens: int,
     stop: Any,
-    eos: tuple[int, ...],
 ) -> Row:
     """One prompt with its settings, all checked."""
     check_whole("max_new_tokens", max_new_tokens, 0)
+    check_whole("seed", seed, -SEEDS, 2 * SEEDS - 1)
     tokenizer, text = network.tokenizer, read_prompt(network, prompt)
     room = network.trunk.context - len(text.ids)
     limits = Limits(min(max_new_tokens, room), room < max_new_tokens, eos, check_stop(stop, tokenizer))
@@ -110,7 +124,7 @@ def new_row(
         prompt_length=len(text.ids),
         eos_token_ids=eos,
         tokenizer=tokenizer,
-        device=network.trunk.device,
+        device=device,
     )
     return Row(index, text, sampling, seed, Output(text.ids, limits, tokenizer), rules)
 
@@ -123,6 +137,7 @@ def decode(
     length: Policy,
     verifier: Verifier,
     observe: Callable[[Emitted], None] | None = None,
+    trace: Trace | None = None,
 ) -> None:
     """Run rows, all together, to their ends; results stand in the rows."""
     began = time.perf_counter()
@@ -145,21 +160,28 @@ def decode(
         )  # fmt: skip
         draft = drafter.propose(root, length.most, context)
         parents = draft.parents.cpu()
+        if not (verifier.trees or is_chain(parents)):
+            raise UserError(
+                "verifier=block tests chains, but the drafter drafts a tree; traversal is block for trees"
+            )
         nodes = torch.cat([root[:, None], draft.tokens], dim=1)
         window = cache.open(nodes.shape[1], parents=parents)
         out = trunk(
             nodes, positions=window.positions, mask=window.mask, cache=cache,
             start=draft.exit_layer, states=draft.states, taps=drafter.taps,
         )  # fmt: skip
-        verdict = verifier.verify(context.laws(out.logits, draft), draft, context.uniforms(draft))
+        p = context.laws(out.logits, draft)
+        verdict = verifier.verify(p, draft, context.uniforms(draft))
         host = torch.cat([nodes[:, 1:], verdict.next_token[:, None], verdict.accepted], dim=1).cpu()
         tokens, keep = host[:, : nodes.shape[1]], host[:, nodes.shape[1] :].bool()
         cache.commit(keep)
         drafter.extend(nodes, out.states, keep)
         root = verdict.next_token
         going = emit(rows, tokens, keep, parents, out.logits if logprobs else None, observe)
+        if trace is not None:
+            trace(rows, draft, p, out.logits, verdict)
         now = time.perf_counter()
-        length.took(draft.tokens.shape[1], now - step_began)
+        length.took(height(parents), now - step_began)
         for row in rows:
             row.seconds = now - began
             length.learn(row.index, *row.last_step)
@@ -237,6 +259,15 @@ def per_row(
     if len(value) != count:
         raise UserError(f"{name}: {len(value)} values for {count} prompts; give one for all or one for each")
     return list(value)
+
+
+def check_verifier(name: object) -> None:
+    if not isinstance(name, str) or name not in VERIFIERS:
+        raise UserError(f"verifier={name!r} is not one of {', '.join(VERIFIERS)}")
+
+
+def next_seed(seed: Any, row: int) -> Any:
+    return seed + row if isinstance(seed, int) else seed  # anything else is refused by its row
 
 
 def check_eos(network: Network, eos_token_ids: Any) -> tuple[int, ...]:

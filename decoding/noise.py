@@ -9,6 +9,7 @@ from torch import Tensor
 
 # Roles: drawing a draft token, testing a node, drawing the next token, the noise of coupled sampling.
 DRAFT, ACCEPT, NEXT, COUPLE = 1, 2, 3, 4
+SEEDS = 2**62  # seeds lie between minus and plus this
 GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: SplitMix64's increment
 
 

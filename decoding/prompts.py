@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from jinja2 import TemplateError
+
 from mtp import Network, UserError
 
 Message = dict[str, str]
@@ -23,6 +25,7 @@ def read_prompt(network: Network, prompt: PromptLike) -> Prompt:
     tokenizer = network.tokenizer
     if isinstance(prompt, str):
         need_tokenizer(tokenizer, "prompt")
+        check_unicode("prompt", prompt)
         if not prompt:
             raise UserError("prompt is empty; at least one character is needed")
         result = Prompt(tokenizer(prompt)["input_ids"], prompt)
@@ -34,6 +37,15 @@ def read_prompt(network: Network, prompt: PromptLike) -> Prompt:
         result = Prompt(ids, tokenizer.decode(ids, skip_special_tokens=False) if tokenizer else None)
     check_length(len(result.ids), network.trunk.context)
     return result
+
+
+def check_unicode(key: str, text: str) -> None:
+    """UserError for half a surrogate pair: what a byte that is no UTF-8 becomes on a command line."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"{text[error.start]!r} at character {error.start}"
+        raise UserError(f"{key} is not Unicode text: {found}") from None
 
 
 def need_tokenizer(tokenizer: Any, key: str) -> None:
@@ -49,14 +61,22 @@ def read_chat(tokenizer: Any, messages: Any) -> Prompt:
     if not getattr(tokenizer, "chat_template", None):
         raise UserError("messages: this network's tokenizer has no chat template; give prompt")
     for message in messages:
-        if not isinstance(message, dict) or not {"role", "content"} <= set(message):
-            raise UserError(f"messages: {message!r} has no 'role' and 'content'")
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        if not isinstance(message, dict) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise UserError(f"messages: {message!r} has no texts 'role' and 'content'")
+        check_unicode("messages", message["content"])
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:  # a template may refuse, say, two user messages in a row
+        raise UserError(f"messages: the chat template refuses them ({error})") from None
     return Prompt(tokenizer(text, add_special_tokens=False)["input_ids"], text)
 
 
 def check_ids(ids: object, vocab_size: int) -> list[int]:
-    if not isinstance(ids, (list, tuple)) or not ids:
+    if not isinstance(ids, (list, tuple)):
+        raise UserError(f"prompt_ids={ids!r} is not a list of token ids")
+    if not ids:
         raise UserError("prompt_ids is empty; at least one token id is needed")
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:

@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from decoding.noise import SEEDS
 from decoding.prompts import PromptLike, check_ids
-from decoding.sampling import Sampling, check_whole
+from decoding.sampling import Sampling
 from mtp import UserError
+from mtp.errors import check_whole
 
 NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
 OF_A_LINE = ("prompt", "messages", "prompt_ids", "seed", "max_new_tokens", "stop", "bad_words", *NUMBERS)
-SEEDS = 2**62  # seeds lie between minus and plus this
+TEXTS = ("model", "verifier", "device")
+TEXTS_OR_NOTHING = ("heads", "prompt_file", "dtype", "output")
+SWITCHES = ("stream", "logprobs", "compare")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,7 @@ def read_requests(config: dict[str, Any], prompt: str | None) -> list[Request]:
 
     At most one of prompt, prompt_file and prompt_ids may be given; none means the config's built-in prompt.
     """
+    check_kinds(config)
     check_whole("batch_size", config["batch_size"], 1)
     if config["num_draft_tokens"] != "auto":
         check_whole("num_draft_tokens", config["num_draft_tokens"], 0)
@@ -55,7 +60,7 @@ def request(line: dict[str, Any], config: dict[str, Any], row: int) -> Request:
     words, stop = (strings(key, line.get(key, config[key])) for key in ("bad_words", "stop"))
     sampling = Sampling(**numbers, bad_words=tuple(words))
     seed = line.get("seed", config["seed"])
-    check_whole("seed", seed, -SEEDS)
+    check_whole("seed", seed, -SEEDS, SEEDS)
     length = line.get("max_new_tokens", config["max_new_tokens"])
     check_whole("max_new_tokens", length, 0)
     prompt = next(line[key] for key in ("prompt", "messages", "prompt_ids") if key in line)
@@ -63,13 +68,14 @@ def request(line: dict[str, Any], config: dict[str, Any], row: int) -> Request:
         prompt = check_ids(prompt, SEEDS)  # against the vocabulary once the network is there
     elif not prompt:
         raise UserError("prompt is empty; at least one character is needed")
+    elif "prompt" in line:
+        check_text("prompt", prompt)
     return Request(prompt, sampling, seed if "seed" in line else seed + row, length, stop)
 
 
-def read_prompt_file(path: object) -> list[dict[str, Any]]:
+def read_prompt_file(path: str) -> list[dict[str, Any]]:
     """A text file (or standard input, "-") is one prompt, byte for byte; .jsonl has one a line."""
-    if not isinstance(path, str):
-        raise UserError(f"prompt_file={path!r} is not a file name; quote it: prompt_file='\"{path}\"'")
+    check_text("prompt_file", path)
     try:
         data = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         text = data.decode("utf-8")
@@ -77,11 +83,11 @@ def read_prompt_file(path: object) -> list[dict[str, Any]]:
         raise UserError(f"prompt_file={path} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise UserError(f"prompt_file={path} is not UTF-8 text (byte {error.start})") from None
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not text or (path.endswith(".jsonl") and not lines):
+        raise UserError(f"prompt_file={path} is empty; at least one character is needed")
     if not path.endswith(".jsonl"):
         return [{"prompt": text}]
-    lines = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    if not lines:
-        raise UserError(f"prompt_file={path} is empty; at least one line is needed")
     return [read_line(path, number, line) for number, line in lines]
 
 
@@ -99,7 +105,24 @@ def read_line(path: str, number: int, line: str) -> dict[str, Any]:
         raise UserError(f"{where} needs exactly one of prompt, messages and prompt_ids")
     if "prompt" in value and not isinstance(value["prompt"], str):
         raise UserError(f"{where}: prompt is {value['prompt']!r}, not a text")
+    messages = value.get("messages", [{}])
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+        raise UserError(f"{where}: messages is {messages!r}, not a list of objects with role and content")
     return value
+
+
+def check_kinds(config: dict[str, Any]) -> None:
+    """Texts are texts and switches are true or false: Hydra makes what it likes of an unquoted value."""
+    for key in (*TEXTS, *(key for key in TEXTS_OR_NOTHING if config[key] is not None)):
+        check_text(key, config[key])
+    for key in SWITCHES:
+        if not isinstance(config[key], bool):
+            raise UserError(f"{key}={config[key]!r} is neither true nor false")
+
+
+def check_text(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise UserError(f"{name}={value!r} is not a text; quote it: {name}='\"{value}\"'")
 
 
 def strings(name: str, value: object) -> list[str]:

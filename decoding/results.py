@@ -1,4 +1,4 @@
-"""results.jsonl: a line of JSON for every row of a table, known by its `id`, which comes from all that it depends on."""
+"""results.jsonl: a line of JSON for every row of a table, known by an id made of all that it depends on."""
 
 import hashlib
 import json
@@ -23,26 +23,31 @@ def identity(config: dict[str, Any]) -> str:
 
 def read_results(path: Path) -> dict[str, Row]:
     """All rows by id, in the order of the file; none where there is no file."""
-    if not path.is_file():
-        return {}
-    rows = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").rstrip("\n").split("\n"), start=1):
-        try:
-            row = json.loads(line)
+    rows: dict[str, Row] = {}
+    lines = path.read_text(encoding="utf-8").split("\n") if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        if line:
+            row = read_row(line, f"{path} line {number}")
             rows[row["id"]] = row
-        except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f"{path} line {number} is not a row with an id; mend the file or move it away"
-            ) from None
     return rows
+
+
+def read_row(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON ({error}); mend the file or move it away") from None
+    if not isinstance(row, dict) or not isinstance(row.get("id"), str):
+        raise UserError(f"{where} is not an object with an id; mend the file or move it away")
+    return row
 
 
 def add_result(path: Path, row: Row) -> None:
     """Append a row, in place of an older one with its id. The file is whole at every moment."""
-    rows = {id: old for id, old in read_results(path).items() if id != row["id"]} | {row["id"]: row}
-    replace(
-        path, "".join(json.dumps(one, ensure_ascii=False, allow_nan=False) + "\n" for one in rows.values())
-    )
+    rows = read_results(path)
+    rows.pop(row["id"], None)
+    lines = [json.dumps(one, ensure_ascii=False, allow_nan=False) for one in (*rows.values(), row)]
+    replace(path, "\n".join(lines) + "\n")
 
 
 def replace(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from mtp.errors import UserError
+from mtp.errors import UserError, check_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +42,6 @@ class Sampling:
         for word in self.bad_words:
             if not isinstance(word, (str, tuple)) or not word:
                 raise UserError(f"bad_words: {word!r} is not a text of at least one character")
-
-
-def check_whole(name: str, value: object, low: int) -> None:
-    """UserError unless value is a whole number (no boolean) of at least low."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise UserError(f"{name}={value!r} is not a whole number of at least {low}")
 
 
 def check_number(

@@ -1,5 +1,6 @@
 """Where a row's output ends: EOS, stop strings, limits. The same token cuts ids, text and stream."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,18 +16,20 @@ class Limits:
     context_bound: bool = False
     eos_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    criteria: tuple[Callable[[list[int]], bool], ...] = ()  # each is asked about prompt and output so far
 
 
 class Output:
     """The emitted tokens of one row and their text; `push` says when it is over."""
 
     def __init__(self, prompt_ids: list[int], limits: Limits, tokenizer: Any):
-        self.limits = limits
+        self.limits, self.prompt_ids = limits, prompt_ids
         self.token_ids: list[int] = []
         self.finish_reason: str | None = "length" if limits.max_new_tokens == 0 else None
         self.detokenizer = Detokenizer(tokenizer, prompt_ids) if tokenizer is not None else None
         self.text = "" if tokenizer is not None else None
         self.streamed = 0
+        self.cut = False  # whether the text ends at a stop string rather than with the last token
 
     def push(self, token: int) -> bool:
         """Append one token; True when the output ends with it."""
@@ -35,7 +38,7 @@ class Output:
             self.detokenizer.push(token)
             self.text = self.detokenizer.text
         self.finish_reason = self._reason(token)
-        if self.finish_reason and self.detokenizer is not None and self.finish_reason != "stop":
+        if self.finish_reason and self.detokenizer is not None and not self.cut:
             self.detokenizer.flush()
             self.text = self.detokenizer.text
         return self.finish_reason is not None
@@ -45,6 +48,8 @@ class Output:
             return "eos"
         if self.limits.stop and self._cut_at_stop():
             return "stop"
+        if any(met(self.prompt_ids + self.token_ids) for met in self.limits.criteria):
+            return "stop"
         if len(self.token_ids) >= self.limits.max_new_tokens:
             return "context" if self.limits.context_bound else "length"
         return None
@@ -52,13 +57,13 @@ class Output:
     def _cut_at_stop(self) -> bool:
         """End the text right after the stop string that is complete first, if one is."""
         assert self.detokenizer is not None
-        text = self.detokenizer.text + self.detokenizer.pending()[self.detokenizer.shown :]
+        text = self.detokenizer.text
         longest = max(map(len, self.limits.stop))
         begin = max(0, self.streamed - longest)
         ends = [at + len(s) for s in self.limits.stop if (at := text.find(s, begin)) >= 0]
         if ends:
-            self.text = text[: min(ends)]
-        return bool(ends)
+            self.text, self.cut = text[: min(ends)], True
+        return self.cut
 
     def new_text(self) -> str:
         """What can be shown and has not been. The text keeps its stop string, so nothing has to wait for

@@ -1,55 +1,60 @@
-"""Rows of results as a Markdown table, with where they come from above and what the columns mean below."""
+"""Rows of results as a Markdown table: where they come from above it, what the columns mean below."""
 
 from collections.abc import Callable
 from typing import Any
 
 Row = dict[str, Any]
 NONE = "n/a"
+PACKAGES = ("python", "torch", "transformers")
 
 LEGEND = """\
-Trunk loss: cross-entropy of the trunk by itself on validation text, nats a token. Accepted at depth: of the tokens
-tested there, that is, drafted with the one before accepted. τ: tokens that a step of the trunk gives, greedy (plain
-decoding: 1) and sampled at temperature 1. α: accepted of all tested, greedy. c: time to draft one token, in times that
-plain decoding takes for one; an early exit gets part of it back, because what it computes is not computed again to
-verify. Speedup: over plain decoding of the same trunk in the same process. Same ids: greedy decoding gave plain
-decoding's, on every prompt, every time. Repeated 4-grams: their share of the greedy text; one that loops is easy to
-draft."""
+Trunk loss: cross-entropy of the trunk by itself on validation text, nats a token. Accepted at depth: of the
+tokens tested there, that is, drafted with the one before accepted. τ: tokens that a step of the trunk gives,
+greedy (plain decoding: 1) and sampled. α: accepted of all tested, greedy. c: time to draft one token as a
+multiple of plain decoding's for one; an early exit gets part of it back, because what it computes is not done
+again to verify. Speedup: over plain decoding of the same trunk in the same process. Same ids: greedy decoding
+gave plain decoding's, on every prompt, every time. Repeated 4-grams: their share of the greedy text; one that
+loops is easy to draft."""
 
 
 def table(rows: list[Row]) -> str:
-    """The whole document: `n/a` where a number does not exist, such as α where nothing was drafted."""
+    """The whole document; `n/a` where there is no number, such as α where nothing was drafted."""
     head = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * 2 + " ---: |" * (len(COLUMNS) - 2)]
     body = ["| " + " | ".join(cell(row) for cell in COLUMNS.values()) + " |" for row in rows]
-    return "\n".join([source(rows), "", *head, *body, "", LEGEND, ""])
+    return "\n".join([*head, *body, "", source(rows), "", LEGEND, ""])
+
+
+def in_short(row: Row) -> str:
+    """One line for the terminal when a row is done."""
+    columns = ("τ", "τ sampled", "α", "c", "tokens/s", "speedup", "same ids")
+    return ", ".join(f"{name} {COLUMNS[name](row)}" for name in columns)
 
 
 def source(rows: list[Row]) -> str:
     """Command, commit, versions, machine and settings; where rows differ, all that occur."""
     settings = {key: distinct(rows, "settings", key) for key in rows[0]["settings"]}
-    versions = ", ".join(
-        f"{name} {distinct(rows, 'versions', name)}" for name in ("python", "torch", "transformers")
-    )
+    versions = ", ".join(f"{name} {distinct(rows, 'versions', name)}" for name in PACKAGES)
     return (
-        f"`{distinct(rows, 'command')}` at commit {distinct(rows, 'commit')}, seed {distinct(rows, 'seed')}; {versions}; "
-        f"{distinct(rows, 'machine')}, {settings['threads']} threads, {distinct(rows, 'dtype')}. "
+        f"`{distinct(rows, 'command')}`, commit {distinct(rows, 'commit')}, seed {distinct(rows, 'seed')}; "
+        f"{versions}; {distinct(rows, 'machine')}, {settings['threads']} threads, "
+        f"{distinct(rows, 'dtype')}.\n"
         f"{settings['prompts']} held-out prompts of {settings['prompt_tokens']} tokens, one at a time, "
         f"{settings['max_new_tokens']} new tokens, {settings['num_draft_tokens']} draft tokens, "
-        f"{settings['verifier']} verification; medians of {settings['repeats']} runs, plain and drafted in turn."
+        f"{settings['verifier']} verification, sampled at temperature {settings['temperature']}; "
+        f"times are medians of {settings['repeats']} runs, plain and drafted in turn."
     )
 
 
 def distinct(rows: list[Row], *keys: str) -> str:
-    """The value under these keys; several where rows differ.
+    """The value under these keys; all of them where rows differ.
 
     >>> distinct([{"seed": 1}, {"seed": 0}, {"seed": 1}], "seed")
     '1 or 0'
     """
-    values = []
-    for row in rows:
-        for key in keys:
-            row = row[key]
-        values.append("unknown" if row is None else str(row))
-    return " or ".join(dict.fromkeys(values))
+    values: list[Any] = list(rows)
+    for key in keys:
+        values = [value[key] for value in values]
+    return " or ".join(dict.fromkeys("unknown" if value is None else str(value) for value in values))
 
 
 def number(value: float | None, form: str = ".2f") -> str:

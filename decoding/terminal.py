@@ -4,8 +4,8 @@ import sys
 from typing import Any, TextIO
 
 from rich.console import Console
+from rich.segment import Segment, Segments
 from rich.style import Style
-from rich.text import Text
 
 from decoding.prompts import PromptLike
 from decoding.rows import Completion, Emitted
@@ -45,7 +45,7 @@ class Terminal:
         self.console.print()
 
     def _print(self, text: str, style: Style | None) -> None:
-        self.console.print(Text(text, style=style or ""), end="")
+        self.console.print(Segments([Segment(text, style)]), end="")  # a Text would lose tabs and returns
 
 
 def shown(completion: Completion) -> str:

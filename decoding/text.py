@@ -26,18 +26,15 @@ class Detokenizer:
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
-        fresh = self.pending()
-        certain = fresh if final else fresh.rstrip(REPLACEMENT)
-        piece = certain[self.shown :]
-        self.shown = max(self.shown, len(certain))
-        if len(certain) == len(fresh):
+        known = len(self._decode(self.ids[self.start : self.known]))
+        whole = self._decode(self.ids[self.start :])
+        certain = whole if final else whole.rstrip(REPLACEMENT)
+        piece = certain[known + self.shown :]
+        self.shown += len(piece)
+        if len(certain) == len(whole):  # never inside a character, one that the prompt began included
             self.start, self.known, self.shown = self.known, len(self.ids), 0
         self.text += piece
         return piece
-
-    def pending(self) -> str:
-        before = self._decode(self.ids[self.start : self.known])
-        return self._decode(self.ids[self.start :])[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

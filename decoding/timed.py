@@ -10,7 +10,7 @@ from decoding.draft import Context, Draft, Drafter
 
 
 class Timed:
-    """Passes everything on to `drafter` and adds up the time that this takes in `seconds`, from each reset on."""
+    """Passes everything on to `drafter`; `seconds` is the time that this took since the last reset."""
 
     def __init__(self, drafter: Drafter):
         self.drafter = drafter
@@ -18,9 +18,9 @@ class Timed:
         self.seconds = 0.0
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
-        began = time.perf_counter()
+        began = now(cache.device)
         self.drafter.reset(batch_size, cache)
-        self.seconds = time.perf_counter() - began
+        self.seconds = now(cache.device) - began
 
     def extend(self, tokens: Tensor, states: dict[int, Tensor], keep: Tensor) -> None:
         began = now(tokens.device)
@@ -38,7 +38,7 @@ class Timed:
 
 
 def now(device: torch.device) -> float:
-    """The time when a GPU has done what it was told so far; the loop waits for every draft and verdict anyway."""
+    """The time, once a GPU has done what it was told; the loop waits for every draft and verdict anyway."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

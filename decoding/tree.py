@@ -41,3 +41,8 @@ def is_chain(parents: Tensor) -> bool:
     """Whether every used node hangs on the one before it (host tensor)."""
     line = torch.arange(parents.shape[1])
     return bool(((parents == line) | (parents < 0)).all())
+
+
+def height(parents: Tensor) -> int:
+    """Depth of the deepest node (host tensor)."""
+    return parents.shape[1] if is_chain(parents) else int(depths(parents).max())

@@ -78,9 +78,13 @@ def save_head(
 def check_head(folder: Path, trunk: str) -> None:
     """Refuse a head whose files are incomplete or that was trained on another trunk, before anything is
     loaded."""
+    if "." in folder.name:
+        raise UserError(f"model: {folder} cannot be a head, for a head's name has no dot; move it elsewhere")
     config = read_json(folder / "config.json")
-    if missing := {"kind", "options", "trunk"} - set(config):
-        raise UserError(f"model: {folder / 'config.json'} lacks {', '.join(sorted(missing))}")
+    for key, kind in {"kind": str, "options": dict, "trunk": str}.items():
+        if not isinstance(config.get(key), kind):
+            found = repr(config[key]) if key in config else "nothing"
+            raise UserError(f"model: {folder / 'config.json'} has {found} as {key!r}, not a {kind.__name__}")
     tensor_names(folder / WEIGHTS)
     if config["trunk"] != trunk:
         raise UserError(
@@ -91,10 +95,10 @@ def check_head(folder: Path, trunk: str) -> None:
 def load_head(folder: Path, trunk: Trunk) -> nn.Module:
     """Build the head that `folder` describes on `trunk`, with its weights, in the trunk's dtype and place."""
     config = read_json(folder / "config.json")
-    head = build_head(config["kind"], trunk, **config["options"])
     try:
+        head = build_head(config["kind"], trunk, **config["options"])
         head.load_state_dict(load_file(folder / WEIGHTS), strict=True)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise UserError(
             f"model: {folder / WEIGHTS} does not fit its config.json ({one_line(error)})"
         ) from None

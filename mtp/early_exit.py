@@ -3,7 +3,7 @@ head."""
 
 from torch import Tensor, nn
 
-from mtp.errors import UserError
+from mtp.errors import check_whole
 from mtp.readout import Readout
 from mtp.trunk import Trunk
 
@@ -31,9 +31,8 @@ class EarlyExit(nn.Module):
         return [Readout(f"layer{layer}", 0, trunk.norm(states[layer])) for layer in self.taps]
 
 
-def check_exit_layer(exit_layer: int, num_layers: int) -> None:
-    if isinstance(exit_layer, bool) or not isinstance(exit_layer, int) or not 1 <= exit_layer < num_layers:
-        raise UserError(f"exit_layer={exit_layer!r} is not a whole number from 1 to {num_layers - 1}")
+def check_exit_layer(exit_layer: object, num_layers: int) -> None:
+    check_whole("exit_layer", exit_layer, 1, num_layers - 1)
 
 
 def build(trunk: Trunk, exit_layer: int | None = None) -> EarlyExit:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -51,7 +52,7 @@ class Network(nn.Module):
         """
         path = resolve(folder)
         check_architecture(load(AutoConfig.from_pretrained, path))
-        head_folders = find_heads(path) | (find_heads(resolve(heads)) if heads else {})
+        head_folders = find_heads(path) | (find_heads_of(heads) if heads else {})
         for file in weight_files(path):
             tensor_names(file)
         if head_folders:
@@ -114,15 +115,25 @@ def resolve(folder: str | os.PathLike[str]) -> Path:
 
 
 def find_heads(folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in sorted((folder / "heads").glob("*")) if path.is_dir()}
+    return {path.name: path for path in sorted((folder / "heads").glob("[!.]*")) if path.is_dir()}
+
+
+def find_heads_of(folder: str | os.PathLike[str]) -> dict[str, Path]:
+    if not (found := find_heads(resolve(folder))):
+        raise UserError(f"heads: {folder} has no heads")
+    return found
 
 
 def load(function: Any, path: Path, **options: Any) -> Any:
-    """A loader of transformers', its many exceptions told as one line."""
+    """A loader of transformers', its many exceptions told as one line and its own report left out."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
     try:
         return function(path, local_files_only=True, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # of many kinds: a config's values are only used, never checked
         raise UserError(f"model: {path} cannot be loaded ({one_line(error)[:160]})") from None
+    finally:
+        transformers.logging.set_verbosity(verbosity)
 
 
 def load_model(path: Path, dtype: Any, device: Any) -> Any:
@@ -131,10 +142,12 @@ def load_model(path: Path, dtype: Any, device: Any) -> Any:
         path,
         dtype=dtype or "auto",
         attn_implementation="sdpa",
+        ignore_mismatched_sizes=True,  # told below instead
         output_loading_info=True,
     )
-    if bad := list(info["missing_keys"]) + [key for key, *_ in info["mismatched_keys"]]:
-        raise UserError(f"model: {path} lacks weights for {bad[0]} and {len(bad) - 1} more")
+    for what, names in (("lacks", info["missing_keys"]), ("has the wrong size of", info["mismatched_keys"])):
+        if bad := sorted(name if isinstance(name, str) else name[0] for name in names):
+            raise UserError(f"model: {path} {what} the weights {bad[0]} and {len(bad) - 1} more")
     return model.to(device) if device else model
 
 

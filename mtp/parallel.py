@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mtp.block import Block
-from mtp.errors import UserError
+from mtp.errors import check_whole
 from mtp.readout import Readout
 from mtp.trunk import Trunk
 
@@ -25,8 +25,8 @@ class Parallel(nn.Module):
     def __init__(self, trunk: Trunk, depth: int = 4, tap: int | None = None):
         super().__init__()
         tap = trunk.num_layers - 1 if tap is None else tap
-        if not 0 <= tap <= trunk.num_layers:
-            raise UserError(f"parallel head: tap={tap} is not a layer of the trunk, 0 to {trunk.num_layers}")
+        check_whole("parallel head: depth", depth, 1)
+        check_whole("parallel head: tap", tap, 0, trunk.num_layers)
         self.options = {"depth": depth, "tap": tap}
         self.taps = (tap,)
         self.blocks = nn.ModuleList(Block(trunk, index) for index in range(depth))

@@ -19,3 +19,5 @@ class Readout:
     name: str  # "depth1", "depth2", ... or "layer4" for an exit
     depth: int
     hidden: Tensor  # [B, T, H] after the norm that goes before the output matrix
+    matrix: Tensor | None = None  # [V, H] the head's own output matrix; None: the trunk's
+    feature: Tensor | None = None  # [B, T, H] true state that `hidden` foretells, for heads that learn it

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mtp.block import Block, initialise, new_norm
+from mtp.errors import check_whole
 from mtp.readout import Readout
 from mtp.trunk import Keys, Trunk
 
@@ -54,6 +55,7 @@ class Sequential(nn.Module):
 
     def __init__(self, trunk: Trunk, depth: int = 4):
         super().__init__()
+        check_whole("sequential head: depth", depth, 1)
         self.options = {"depth": depth}
         self.taps = (trunk.num_layers,)
         self.stages = nn.ModuleList(SequentialModule(trunk) for _ in range(depth))

@@ -45,6 +45,8 @@ class Trunk(nn.Module):
     def __init__(self, model: Any):
         super().__init__()
         check_architecture(model.config)
+        if model.config._attn_implementation != "sdpa":  # without a mask, others let every token see all
+            model.set_attn_implementation("sdpa")
         self.model = model
 
     @property

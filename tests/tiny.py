@@ -1,11 +1,14 @@
 """Tiny networks: random ones, and the table network, whose next-token law is whatever a table says."""
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mtp import Network, Trunk
 from mtp.checkpoint import build_head
+from training.tokenizer import BEGIN, END, wrap
 
 
 def tiny_trunk(seed: int = 0, layers: int = 4, vocab_size: int = 64, context: int = 256, **options) -> Trunk:
@@ -23,7 +26,11 @@ def tiny_trunk(seed: int = 0, layers: int = 4, vocab_size: int = 64, context: in
 def tiny_network(seed: int = 0, **options) -> Network:
     """A random trunk with all heads, which are random too: bad drafters."""
     trunk = tiny_trunk(seed, **options)
-    heads = {kind: build_head(kind, trunk) for kind in ("sequential", "parallel", "early_exit")}
+    kinds = ("sequential", "parallel", "early_exit", "medusa", "eagle")
+    heads = {kind: build_head(kind, trunk) for kind in kinds}
+    with torch.no_grad():
+        for head in heads["medusa"].heads:  # as it begins it is the trunk's own next-token head
+            head.layers[0].weight.normal_(std=0.3)
     return Network(trunk, heads).eval()
 
 
@@ -53,3 +60,56 @@ def table_trunk(table: Tensor, layers: int = 2, context: int = 256) -> Trunk:
 def successor_table(successors: list[int], strength: float = 20.0) -> Tensor:
     """Logits that all but surely send token i to successors[i]."""
     return torch.nn.functional.one_hot(torch.tensor(successors), len(successors)).float() * strength
+
+
+@torch.no_grad()
+def chain_network(
+    successors: list[int], *, guess: list[int] | None = None, tokenizer: PreTrainedTokenizerFast | None = None
+) -> Network:
+    """The table network that sends token i to successors[i], with heads that know it: perfect drafters.
+
+    With `guess` the sequential and the parallel head take token i for guess[i]: wrong where the two have
+    different successors.
+    """
+    size, guess = len(successors), guess or list(range(len(successors)))
+    trunk = table_trunk(successor_table(successors))
+    trunk.config.intermediate_size = size  # a parallel block moves token i's unit vector through its MLP
+    heads = {kind: build_head(kind, trunk) for kind in ("sequential", "parallel", "early_exit")}
+    for stage in heads["sequential"].stages:
+        stage.eh_proj.weight.copy_(torch.cat([moving(guess), torch.zeros(size, size)], dim=1))
+        stage.block.layer.self_attn.o_proj.weight.zero_()
+        stage.block.layer.mlp.down_proj.weight.zero_()
+    target = guess
+    for block in heads["parallel"].blocks:
+        target = [successors[token] for token in target]
+        layer, length = block.layer, torch.tensor(size**0.5)  # of a unit vector after the norm
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.gate_proj.weight.copy_(torch.eye(size))
+        layer.mlp.up_proj.weight.copy_(torch.eye(size))
+        moved = torch.nn.functional.silu(length) * length
+        layer.mlp.down_proj.weight.copy_((moving(target) - torch.eye(size)) / moved)
+    return Network(trunk, heads, tokenizer).eval()
+
+
+def moving(targets: list[int]) -> Tensor:
+    """The matrix that takes unit vector i to unit vector targets[i]."""
+    return torch.nn.functional.one_hot(torch.tensor(targets), len(targets)).float().T
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte b is id b + 2; ids 0 and 1 are <s> and </s>. A text is its bytes and nothing else."""
+    symbols = bytes_to_unicode()
+    vocabulary = {BEGIN: 0, END: 1} | {symbols[byte]: byte + 2 for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return wrap(tokenizer)
+
+
+def spelling_network(text: str | bytes, *, guess: list[int] | None = None) -> Network:
+    """Spells `text` over and over, byte by byte; a byte that occurs twice goes on as it did first."""
+    ids = [byte + 2 for byte in (text.encode() if isinstance(text, str) else text)]
+    successors = list(range(258))
+    for here, following in reversed(list(zip(ids, ids[1:] + ids[:1], strict=True))):
+        successors[here] = following
+    return chain_network(successors, guess=guess, tokenizer=byte_tokenizer())

@@ -126,28 +126,49 @@ def blocks(vocab_size: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
 
 
 @torch.no_grad()
-def agreement(hidden: Tensor, trunk: Tensor, weight: Tensor, targets: Targets, depth: int) -> Tensor:
+def agreement(
+    hidden: Tensor,
+    trunk: Tensor,
+    weight: Tensor,
+    targets: Targets,
+    depth: int,
+    *,
+    own: Tensor | None = None,
+) -> Tensor:
     """[2]: sums over the targets of top-1 agreement with the trunk and of alpha = sum_v min(p_v, q_v).
 
     Both are about the same token: the head at depth k and position i against the trunk at position i+k.
-    hidden and trunk [B, T, H] after their norms, weight [V, H].
+    hidden and trunk [B, T, H] after their norms, weight [V, H]; `own` [V, H] where the head has a matrix of
+    its own.
     """
     trunk = F.pad(trunk[:, depth:], (0, 0, 0, min(depth, trunk.shape[1])))
     flat = (hidden.flatten(0, 1), trunk.flatten(0, 1), targets.valid.flatten())
     total = torch.zeros(2, device=hidden.device)
     for of_head, of_trunk, valid in zip(*blocks(2 * len(weight), *flat), strict=True):
-        p, q = (F.linear(state, weight).float().softmax(-1) for state in (of_trunk, of_head))
+        p = F.linear(of_trunk, weight).float().softmax(-1)
+        q = F.linear(of_head, weight if own is None else own).float().softmax(-1)
         same, overlap = p.argmax(-1) == q.argmax(-1), torch.minimum(p, q).sum(-1)
         total += torch.stack([(same & valid).sum(), (overlap * valid).sum()])
     return total
 
 
+def feature_distance(hidden: Tensor, feature: Tensor, valid: Tensor) -> Tensor:
+    """Sum over the valid [B, T] positions of SmoothL1 between two states [B, T, H], each its mean over H
+    (EAGLE)."""
+    distance = F.smooth_l1_loss(hidden.float(), feature.float(), reduction="none").mean(-1)
+    return (distance * valid).sum()
+
+
 @dataclass(frozen=True, slots=True)
 class HeadLoss:
-    """How a head's D depths are weighted: `total` shared evenly (DeepSeek-V3's lambda/D), or `each`."""
+    """How a head's D depths are weighted: `total` shared evenly (DeepSeek-V3's lambda/D), or `each`.
+
+    `feature` weighs, beside that, how far each state is from the true one, for heads that foretell it.
+    """
 
     total: float | None = None
     each: float | None = None
+    feature: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.total is None) == (self.each is None):

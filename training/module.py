@@ -15,7 +15,15 @@ from torch import Tensor, nn
 
 from mtp import Network, UserError
 from mtp.readout import Readout
-from training.losses import HeadLoss, Objective, Targets, agreement, cross_entropy, targets_at_depth
+from training.losses import (
+    HeadLoss,
+    Objective,
+    Targets,
+    agreement,
+    cross_entropy,
+    feature_distance,
+    targets_at_depth,
+)
 from training.schedule import kept_layers, learning_rate_factor
 
 Report = Callable[[int, dict[str, float]], None]  # after every step; with numbers where there are some
@@ -54,6 +62,7 @@ class Term:
     readout: Readout
     weight: float
     detached: bool
+    feature: float = 0.0  # weight of the distance to the state that the readout foretells
 
 
 class Training(LightningModule):
@@ -197,20 +206,25 @@ class Training(LightningModule):
                 readouts = self.head(name).readouts(self.trunk, tokens, seen)
             weights = loss.weights(len(readouts)) if loss else [0.0 if self.frozen else w for w in of_layers]
             for readout, weight in zip(readouts, weights, strict=True):
-                yield Term(
-                    f"{name}/{readout.name}", readout, weight if loss or not detached else 0.0, detached
-                )
+                weight = weight if loss or not detached else 0.0
+                feature = loss.feature if loss else 0.0
+                yield Term(f"{name}/{readout.name}", readout, weight, detached, feature)
 
     def loss(self, terms: list[Term], targets: dict[int, Targets], scales: dict[int, Tensor]) -> Tensor:
         """Weighted sum of the mean cross-entropies; a term's logits are gone before the next are made."""
         matrix = self.trunk.model.lm_head.weight
         total = torch.zeros((), device=matrix.device)
         for term in terms:
+            readout, target = term.readout, targets[term.readout.depth]
+            scale = scales[readout.depth]
             if term.weight:
-                labels = targets[term.readout.depth].labels
-                weight = matrix.detach() if term.detached else matrix
-                sums = cross_entropy(term.readout.hidden, weight, labels)
-                total = total + term.weight * scales[term.readout.depth] * sums
+                of_trunk = matrix.detach() if term.detached else matrix
+                weight = of_trunk if readout.matrix is None else readout.matrix
+                sums = cross_entropy(readout.hidden, weight, target.labels)
+                total = total + term.weight * scale * sums
+            if term.feature and readout.feature is not None:
+                sums = feature_distance(readout.hidden, readout.feature.detach(), target.valid)
+                total = total + term.feature * scale * sums
         return total
 
     @torch.no_grad()
@@ -220,11 +234,12 @@ class Training(LightningModule):
         sums = {}
         for term in terms:
             target, hidden = targets[term.readout.depth], term.readout.hidden
-            loss = cross_entropy(hidden, matrix, target.labels)
+            own = term.readout.matrix
+            loss = cross_entropy(hidden, matrix if own is None else own, target.labels)
             agreed = (
                 loss.new_zeros(2)
                 if term is terms[0]
-                else agreement(hidden, trunk, matrix, target, term.readout.depth)
+                else agreement(hidden, trunk, matrix, target, term.readout.depth, own=own)
             )
             sums[term.name] = torch.stack([loss, target.count, *agreed]).double()
         return sums

@@ -3,12 +3,15 @@
 Shapes: B rows, W new positions, H hidden size.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from decoding.branching import draw_tree, read_widths
 from decoding.cache import KVCache
 from decoding.committed import Committed
-from decoding.draft import Context, Draft, chain, no_draft
+from decoding.draft import Context, Draft, no_draft
 from decoding.heads import need_head
 from mtp import Network
 from mtp.parallel import Parallel
@@ -19,11 +22,12 @@ class ParallelDrafter:
 
     A head's keys are of committed states only, so nothing it caches can turn out wrong: `propose` first
     catches up with what was committed since it last ran, and the last position of that pass is the draft. A
-    head that is not asked for lags behind and catches up when it is.
+    head that is not asked for lags behind and catches up when it is. What a head says does not depend on what
+    the others drafted, so a tree of `widths` costs no more passes than a chain.
     """
 
-    def __init__(self, network: Network, head: Parallel):
-        self.trunk, self.head = network.trunk, head
+    def __init__(self, network: Network, head: Parallel, widths: tuple[int, ...] = ()):
+        self.trunk, self.head, self.widths = network.trunk, head, widths
         self.taps = head.taps
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
@@ -44,17 +48,12 @@ class ParallelDrafter:
         rotary = self.trunk.rotary(states, window.positions)
         last = torch.tensor([max(n - 1, 0) for n in counts], device=root.device)
         rows = torch.arange(len(root), device=root.device)
-        tokens: list[Tensor] = []
-        laws: list[Tensor | None] = []
+        logits = []
         for depth in range(1, count + 1):
             hidden = self.head.blocks[depth - 1](states, rotary, window.mask, self.cache)
-            logits = self.trunk.unembed(hidden[rows, last])
-            law = context.law(logits, torch.stack(tokens, 1) if tokens else root[:, None][:, :0])
-            token, q = context.draw(law, depth, depth)
-            tokens.append(token)
-            laws.append(q)
+            logits.append(self.trunk.unembed(hidden[rows, last]))
             self.final[depth - 1] = list(self.committed.lengths)
-        return chain(tokens, laws, drafting_room(context.room, self.committed.lengths))
+        return draw_tree(logits, self.widths, context, drafting_room(context.room, self.committed.lengths))
 
     def select(self, rows: Tensor) -> None:
         self.cache.select(rows)
@@ -67,5 +66,8 @@ def drafting_room(room: list[int], lengths: list[int]) -> list[int]:
     return [left if length else 0 for left, length in zip(room, lengths, strict=True)]
 
 
-def build(network: Network) -> ParallelDrafter:
-    return ParallelDrafter(network, need_head(network, "parallel"))
+def build(network: Network, widths: Sequence[int] | None = None) -> ParallelDrafter:
+    """widths: children of every node at depth 0, 1, ...; None drafts a chain."""
+    return ParallelDrafter(
+        network, need_head(network, "parallel"), read_widths("parallel", widths, network.trunk.vocab_size)
+    )

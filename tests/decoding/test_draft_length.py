@@ -11,7 +11,8 @@ FREE = [name for name in drafter_names() if name not in ("draft_model",)]
 
 
 def simulated(acceptance, slope, steps):
-    """Lengths chosen when acceptance(step) tokens of a draft are good and each costs `slope` of a plain step."""
+    """Lengths chosen when acceptance(step) tokens of a draft are good and each costs `slope` of a plain
+    step."""
     policy = AutoLength(Costs())
     chosen = []
     for step in range(steps):

@@ -3,6 +3,7 @@ own."""
 
 import pytest
 import torch
+from drafters import drafter_for
 from tiny import tiny_network, tiny_trunk
 
 from decoding import generate
@@ -56,7 +57,7 @@ def test_every_drafter_gives_plain_decodings_tokens(network, plain, drafter, num
     together = generate(
         network,
         PROMPTS,
-        drafter=drafter,
+        drafter=drafter_for(network, drafter),
         num_draft_tokens=num_draft_tokens,
         verifier=verifier,
         max_new_tokens=40,
@@ -66,20 +67,22 @@ def test_every_drafter_gives_plain_decodings_tokens(network, plain, drafter, num
 
 @pytest.mark.parametrize("drafter", drafter_names())
 def test_a_row_does_not_depend_on_the_rows_beside_it(network, drafter):
-    lone = [generate(network, prompt, drafter=drafter, max_new_tokens=25)[0].token_ids for prompt in PROMPTS]
-    assert ids(generate(network, PROMPTS, drafter=drafter, max_new_tokens=25)) == lone
+    options = {"drafter": drafter_for(network, drafter), "max_new_tokens": 25}
+    lone = [generate(network, prompt, **options)[0].token_ids for prompt in PROMPTS]
+    assert ids(generate(network, PROMPTS, **options)) == lone
 
 
 @pytest.mark.parametrize("drafter", drafter_names())
 def test_exit_and_drafts_use_every_layer_again_afterwards(network, plain, drafter):
-    generate(network, PROMPTS, drafter=drafter, max_new_tokens=10)
+    generate(network, PROMPTS, drafter=drafter_for(network, drafter), max_new_tokens=10)
     assert ids(generate(network, PROMPTS, max_new_tokens=40)) == plain
 
 
 @pytest.mark.parametrize("drafter", drafter_names())
 @pytest.mark.parametrize("limit", [0, 1, 2, 3, 8, 9, 64])
 def test_the_limit_is_met_exactly(network, drafter, limit):
-    out = generate(network, PROMPTS[-1], drafter=drafter, num_draft_tokens=8, max_new_tokens=limit)[0]
+    options = {"drafter": drafter_for(network, drafter), "num_draft_tokens": 8}
+    out = generate(network, PROMPTS[-1], max_new_tokens=limit, **options)[0]
     assert out.token_ids == generate(network, PROMPTS[-1], max_new_tokens=limit)[0].token_ids
     assert len(out.token_ids) == limit
     assert out.finish_reason == "length"
@@ -88,7 +91,8 @@ def test_the_limit_is_met_exactly(network, drafter, limit):
 @pytest.mark.parametrize("drafter", drafter_names())
 def test_the_context_is_filled_and_never_overrun(drafter):
     network = tiny_network(context=32)
-    out = generate(network, PROMPTS[2], drafter=drafter, num_draft_tokens=5, max_new_tokens=99)[0]
+    options = {"drafter": drafter_for(network, drafter), "num_draft_tokens": 5}
+    out = generate(network, PROMPTS[2], max_new_tokens=99, **options)[0]
     assert len(out.token_ids) == 24
     assert out.finish_reason == "context"
     assert out.token_ids == generate(network, PROMPTS[2], max_new_tokens=24)[0].token_ids
@@ -114,7 +118,7 @@ def test_a_second_use_in_the_same_process_is_like_the_first(network):
 
 @pytest.mark.parametrize("drafter", drafter_names())
 def test_counts_add_up(network, drafter):
-    for out in generate(network, PROMPTS, drafter=drafter, max_new_tokens=30):
+    for out in generate(network, PROMPTS, drafter=drafter_for(network, drafter), max_new_tokens=30):
         a = out.acceptance
         assert a.emitted == len(out.token_ids)
         assert a.accepted + a.steps >= a.emitted > a.accepted  # every step adds one token of the trunk's own

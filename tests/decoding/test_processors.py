@@ -104,8 +104,9 @@ def test_log_probabilities_are_the_trunks_own_at_every_emitted_token(network, dr
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("min_p", 1.5), ("repetition_penalty", 0.0), ("min_new_tokens", -1), ("bad_words", ("",)), ("top_p", 0.0),
-        ("temperature", float("nan")), ("temperature", float("inf")), ("temperature", -1.0), ("top_k", 2.5),
+        ("min_p", 1.5), ("repetition_penalty", 0.0), ("min_new_tokens", -1), ("bad_words", ("",)),
+        ("top_p", 0.0), ("temperature", float("nan")), ("temperature", float("inf")), ("temperature", -1.0),
+        ("top_k", 2.5),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_named(field, value):

@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from drafters import drafter_for
 
 from decoding import generate
 from decoding.cache import KVCache
 from decoding.context import StepContext
 from decoding.draft import Verdict
 from decoding.draft_length import FixedLength
-from decoding.generate import GREEDY, Verifier, build_drafter, decode
+from decoding.generate import GREEDY, Verifier, build_drafter, decode, drafter_names
 from decoding.prompts import Prompt
 from decoding.rows import Row
 from decoding.sampling import RowSampling
@@ -24,6 +25,9 @@ from decoding.stopping import Limits, Output
 
 PROMPTS = [[5, 3, 9, 9, 1, 2], [4, 4, 4, 4, 8, 7, 6, 1, 4]]
 FOUR = FixedLength(4)
+# One random block fed its own output again and again magnifies rounding.
+TOLERANCE = {"eagle": 5e-5}
+DRAFTERS = [name for name in drafter_names() if name != "none"]
 PATTERNS = {"none": [0] * 8, "some": [2, 1, 3, 0, 2, 4, 1, 2], "all": [4] * 8}
 
 
@@ -65,7 +69,7 @@ def scripted(pattern, length):
 def run(network, name, pattern, length=FOUR):
     """Decode with scripted verdicts; returns the recorder and, per row, the text as it stood before every
     step."""
-    recorder = Recording(build_drafter(network, name))
+    recorder = Recording(drafter_for(network, name))
     rows = [
         Row(i, Prompt(prompt, None), GREEDY, i, Output(prompt, Limits(60), None))
         for i, prompt in enumerate(PROMPTS)
@@ -87,7 +91,7 @@ def run(network, name, pattern, length=FOUR):
 
 def fresh(network, name, text, count=4):
     """What a new drafter proposes when `text` is its prompt."""
-    drafter = Recording(build_drafter(network, name))
+    drafter = Recording(drafter_for(network, name))
     cache = KVCache(1, network.trunk.device)
     with torch.inference_mode():
         drafter.reset(1, cache)
@@ -105,8 +109,13 @@ def fresh(network, name, text, count=4):
     return drafter.steps[0]
 
 
+def compared(name, laws, expected):
+    """Laws of all rows beside those of a fresh start; a hybrid has none where it looks up, alone or not."""
+    return zip(laws, expected, strict=name != "hybrid" or bool(expected))
+
+
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("name", ["ngram", "sequential", "parallel", "early_exit"])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_next_proposal_equals_that_of_a_fresh_start(network, name, pattern):
     steps, texts = run(network, name, PATTERNS[pattern])
     assert len(steps) == len(PATTERNS[pattern])
@@ -114,11 +123,11 @@ def test_next_proposal_equals_that_of_a_fresh_start(network, name, pattern):
         for r, text in enumerate(rows):
             _, tokens, expected = fresh(network, name, text)
             assert drafted[r].tolist()[: tokens.shape[1]] == tokens[0].tolist()
-            for law, other in zip(laws, expected, strict=True):
-                torch.testing.assert_close(law[r], other[0], atol=1e-5, rtol=0)
+            for law, other in compared(name, laws, expected):
+                torch.testing.assert_close(law[r], other[0], atol=TOLERANCE.get(name, 1e-5), rtol=0)
 
 
-@pytest.mark.parametrize("name", ["ngram", "sequential", "parallel", "early_exit"])
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_that_was_not_asked_for_a_while_has_missed_nothing(network, name):
     lengths = (4, 1, 0, 2, 4, 3, 0, 4)
     policy = FixedLength(4)
@@ -131,9 +140,8 @@ def test_a_drafter_that_was_not_asked_for_a_while_has_missed_nothing(network, na
         for r, text in enumerate(rows):
             _, tokens, expected = fresh(network, name, text, count)
             assert drafted[r].tolist()[: tokens.shape[1]] == tokens[0].tolist()
-            assert len(laws) == len(expected)
-            for law, other in zip(laws, expected, strict=True):
-                torch.testing.assert_close(law[r], other[0], atol=1e-5, rtol=0)
+            for law, other in compared(name, laws, expected):
+                torch.testing.assert_close(law[r], other[0], atol=TOLERANCE.get(name, 1e-5), rtol=0)
 
 
 @torch.no_grad()

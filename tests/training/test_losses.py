@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from mtp import UserError
 from training import losses, module, schedule
-from training.losses import HeadLoss, Objective, Targets, agreement, cross_entropy, targets_at_depth
+from training.losses import (
+    HeadLoss,
+    Objective,
+    Targets,
+    agreement,
+    cross_entropy,
+    feature_distance,
+    targets_at_depth,
+)
 
 
 @pytest.mark.parametrize("documented", [losses, schedule, module])
@@ -163,3 +171,24 @@ def test_an_objective_that_makes_no_sense_is_refused_by_its_key(key, value):
     }
     with pytest.raises(UserError, match=f"objective.{key}={value}"):
         Objective(**options | {key: value})
+
+
+def test_the_distance_of_features_is_smooth_l1_where_there_is_a_target():
+    hidden = torch.zeros(1, 3, 2, requires_grad=True)
+    feature = torch.tensor([[[0.5, 0.0], [3.0, 1.0], [9.0, 9.0]]])
+    distance = feature_distance(hidden, feature, torch.tensor([[True, True, False]]))
+    assert distance.item() == pytest.approx((0.125 + 0.0) / 2 + (2.5 + 0.5) / 2)
+    distance.backward()
+    assert not hidden.grad[0, 2].any()
+
+
+def test_agreement_reads_a_head_with_its_own_matrix():
+    g = torch.Generator().manual_seed(0)
+    state, matrix, own = (torch.randn(*shape, generator=g) for shape in ((1, 6, 4), (9, 4), (9, 4)))
+    tokens = torch.zeros(1, 6, dtype=torch.long)
+    targets = targets_at_depth(tokens, tokens, 0)
+    same, overlap = agreement(state, state, matrix, targets, 0)
+    assert (same, overlap.item()) == (5, pytest.approx(5))
+    p, q = ((state @ m.T).softmax(-1)[:, :-1] for m in (matrix, own))
+    found = agreement(state, state, matrix, targets, 0, own=own)
+    assert found[1].item() == pytest.approx(torch.minimum(p, q).sum().item(), rel=1e-5)
