@@ -26,8 +26,8 @@ CONF = Path(__file__).resolve().parent / "conf"
 PLAIN = (
     "hydra.run.dir=.",
     "hydra.output_subdir=null",
-    "hydra/job_logging=disabled",
-    "hydra/hydra_logging=disabled",
+    "hydra/job_logging=none",
+    "hydra/hydra_logging=none",
     "hydra.sweep.dir=.",
     "hydra.sweep.subdir=.",
 )

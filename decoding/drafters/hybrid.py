@@ -78,7 +78,7 @@ def build(
     network: Network,
     lookup: str = "suffix",
     head: str = "sequential",
-    min_match: int = 3,
+    min_match: int = 4,
     lookup_options: Mapping[str, Any] | None = None,
     head_options: Mapping[str, Any] | None = None,
 ) -> Hybrid:
