@@ -58,7 +58,8 @@ def main(config: dict[str, Any], literal: dict[str, str]) -> None:
         book = foretold(network, requests, run(drafter="none"), drafter_name, config)
         Console().print(shown(book))
     if config["compare"]:
-        for warm in (drafter, "none"):
+        # A drafter of its own: one that remembers earlier outputs would know the first prompt's.
+        for warm in (instantiate(config["drafter"], network=network), "none"):
             decode(network, requests[:1], 1, **options, drafter=warm, limit=WARM_UP_TOKENS)
     terminal = Terminal(sys.stdout, stream=config["stream"] and config["batch_size"] == 1)
     tracer = Tracer(network.tokenizer) if config["trace"] else None
