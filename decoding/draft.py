@@ -92,6 +92,20 @@ def chain(tokens: list[Tensor], laws: list[Tensor | None], room: list[int]) -> D
     return Draft(stacked, parents.to(stacked.device), torch.stack(drawn, dim=1) if drawn else None)
 
 
+def looked_up(found: list[list[int]], root: Tensor) -> Draft:
+    """A deterministic draft from one list of tokens a row, of any lengths, after root [B].
+
+    >>> looked_up([[5, 6], []], torch.tensor([1, 2])).parents
+    tensor([[ 0,  1],
+            [-1, -1]])
+    """
+    width = max(map(len, found))
+    if width == 0:
+        return no_draft(root)
+    padded = torch.tensor([line + [0] * (width - len(line)) for line in found], device=root.device)
+    return chain(list(padded.unbind(1)), [None] * width, [len(line) for line in found])
+
+
 def no_draft(root: Tensor) -> Draft:
     """Nothing drafted after root [B]: plain decoding's draft."""
     empty = torch.empty(len(root), 0, dtype=torch.long, device=root.device)

@@ -1,10 +1,9 @@
 """Lookup: when the last tokens stood in the text before, draft what followed them then."""
 
-import torch
 from torch import Tensor
 
 from decoding.cache import KVCache
-from decoding.draft import Context, Draft, chain, no_draft
+from decoding.draft import Context, Draft, looked_up
 from mtp import Network, UserError
 
 
@@ -62,11 +61,7 @@ class Ngram:
             index.continuation(token, count)
             for index, token, count in zip(self.indices, root.tolist(), most, strict=True)
         ]
-        width = max(map(len, found))
-        if width == 0:
-            return no_draft(root)
-        padded = torch.tensor([line + [0] * (width - len(line)) for line in found], device=root.device)
-        return chain(list(padded.unbind(1)), [None] * width, [len(line) for line in found])
+        return looked_up(found, root)
 
     def select(self, rows: Tensor) -> None:
         self.indices = [self.indices[row] for row in rows.tolist()]

@@ -1,10 +1,9 @@
 """Suffix decoding: draft what mostly followed the longest match, in this text or in an earlier output."""
 
-import torch
 from torch import Tensor
 
 from decoding.cache import KVCache
-from decoding.draft import Context, Draft, chain, no_draft
+from decoding.draft import Context, Draft, looked_up
 from decoding.sampling import check_number
 from decoding.suffix_index import START, Rule, SuffixIndex
 from mtp import Network
@@ -79,11 +78,7 @@ class Suffix:
         for line, token, room in zip(self.lines, root.tolist(), context.room, strict=True):
             line.start = len(line.text) if line.start is None else line.start
             found.append(line.continuation(token, min(num_draft_tokens, room), self.rule))
-        width = max(map(len, found))
-        if width == 0:
-            return no_draft(root)
-        padded = torch.tensor([row + [0] * (width - len(row)) for row in found], device=root.device)
-        return chain(list(padded.unbind(1)), [None] * width, [len(row) for row in found])
+        return looked_up(found, root)
 
     def select(self, rows: Tensor) -> None:
         going = rows.tolist()

@@ -3,6 +3,7 @@ law."""
 
 import pytest
 import torch
+from drafters import drafter_for
 
 from decoding import Sampling, generate
 from decoding.coupling import coupled_law
@@ -15,7 +16,6 @@ OPTIONS = {
     "max_new_tokens": 30,
     "seed": [3, 1, 4, 1],
 }
-FREE = [name for name in drafter_names() if name not in ("draft_model",)]
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +23,12 @@ def plain(network):
     return [out.token_ids for out in generate(network, PROMPTS, **OPTIONS)]
 
 
-@pytest.mark.parametrize("drafter", FREE)
+@pytest.mark.parametrize("drafter", drafter_names())
 @pytest.mark.parametrize("num_draft_tokens", [1, 2, 4, 7])
 def test_the_text_of_a_seed_is_the_same_whatever_drafts_it(network, plain, drafter, num_draft_tokens):
-    out = generate(network, PROMPTS, drafter=drafter, num_draft_tokens=num_draft_tokens, **OPTIONS)
+    out = generate(
+        network, PROMPTS, drafter=drafter_for(network, drafter), num_draft_tokens=num_draft_tokens, **OPTIONS
+    )
     assert [row.token_ids for row in out] == plain
 
 

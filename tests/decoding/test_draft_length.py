@@ -1,13 +1,13 @@
 """Automatic draft length: as long as it pays, none where nothing is accepted, the same text in any case."""
 
 import pytest
+from drafters import drafter_for
 
 from decoding import generate
 from decoding.draft_length import FIRST, AutoLength, Costs, FixedLength
 from decoding.generate import drafter_names
 
 PROMPTS = [[1, 2, 3, 4], [5], [7, 8, 9, 7, 8, 9, 7, 8]]
-FREE = [name for name in drafter_names() if name not in ("draft_model",)]
 
 
 def simulated(acceptance, slope, steps):
@@ -63,10 +63,12 @@ def test_every_row_has_its_own_record():
     assert bad == 0
 
 
-@pytest.mark.parametrize("drafter", FREE)
+@pytest.mark.parametrize("drafter", drafter_names())
 def test_automatic_length_gives_plain_decodings_tokens(network, drafter):
     plain = [out.token_ids for out in generate(network, PROMPTS, max_new_tokens=30)]
-    out = generate(network, PROMPTS, drafter=drafter, num_draft_tokens="auto", max_new_tokens=30)
+    out = generate(
+        network, PROMPTS, drafter=drafter_for(network, drafter), num_draft_tokens="auto", max_new_tokens=30
+    )
     assert [row.token_ids for row in out] == plain
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drafters import drafter_for
 from tiny import tiny_network
 
 from decoding import Sampling, generate
@@ -9,7 +10,6 @@ from decoding.generate import drafter_names
 from mtp import UserError
 
 PROMPTS = [[1, 2, 3, 4], [7, 8, 9, 7, 8, 9, 7, 8]]
-FREE = [name for name in drafter_names() if name not in ("draft_model",)]
 
 
 class NoImmediateRepeat:
@@ -28,11 +28,13 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("drafter", FREE)
+@pytest.mark.parametrize("drafter", drafter_names())
 def test_greedy_with_processors_gives_plain_decodings_tokens(network, name, drafter):
     options = {"sampling": SETTINGS[name], "max_new_tokens": 24}
     plain = [out.token_ids for out in generate(network, PROMPTS, **options)]
-    assert [out.token_ids for out in generate(network, PROMPTS, drafter=drafter, **options)] == plain
+    assert [
+        out.token_ids for out in generate(network, PROMPTS, drafter=drafter_for(network, drafter), **options)
+    ] == plain
     assert plain != [out.token_ids for out in generate(network, PROMPTS, max_new_tokens=24)]
 
 
@@ -52,15 +54,17 @@ def test_plain_decoding_with_processors_equals_transformers_generate(network, sa
         assert out.token_ids == expected[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("drafter", FREE)
+@pytest.mark.parametrize("drafter", drafter_names())
 def test_min_new_tokens_holds_the_end_back(network, drafter):
     plain = generate(network, PROMPTS[0], max_new_tokens=30)[0].token_ids
     eos = plain[2]
-    ended = generate(network, PROMPTS[0], drafter=drafter, max_new_tokens=30, eos_token_ids=eos)[0]
+    ended = generate(
+        network, PROMPTS[0], drafter=drafter_for(network, drafter), max_new_tokens=30, eos_token_ids=eos
+    )[0]
     held = generate(
         network,
         PROMPTS[0],
-        drafter=drafter,
+        drafter=drafter_for(network, drafter),
         max_new_tokens=30,
         eos_token_ids=eos,
         sampling=Sampling(min_new_tokens=12),
@@ -88,12 +92,19 @@ def test_sampled_laws_are_adjusted_for_draft_and_target_alike():
     assert sum(row.acceptance.accepted for row in out) == sum(row.acceptance.tested for row in out)
 
 
-@pytest.mark.parametrize("drafter", FREE)
+@pytest.mark.parametrize("drafter", drafter_names())
 def test_log_probabilities_are_the_trunks_own_at_every_emitted_token(network, drafter):
     """Case 24: recomputed by feeding the output back; one value a token, also where an EOS cuts a block."""
     plain = generate(network, PROMPTS[1], max_new_tokens=20)[0].token_ids
     for options in ({}, {"sampling": Sampling(temperature=0.7, top_k=20)}, {"eos_token_ids": plain[9]}):
-        out = generate(network, PROMPTS[1], drafter=drafter, max_new_tokens=20, logprobs=True, **options)[0]
+        out = generate(
+            network,
+            PROMPTS[1],
+            drafter=drafter_for(network, drafter),
+            max_new_tokens=20,
+            logprobs=True,
+            **options,
+        )[0]
         row = torch.tensor([out.prompt_ids + out.token_ids])
         with torch.no_grad():
             logits = network.trunk(row).logits[0, len(out.prompt_ids) - 1 : -1]
