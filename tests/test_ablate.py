@@ -189,7 +189,7 @@ def leave_checkpoint(config):
 
 def test_training_tokens_are_those_of_the_run_or_unknown(training):
     made = {"config": training[0]}
-    assert ablate.training_tokens(made) == 450 * 8 * 128
+    assert ablate.training_tokens(made) == 300 * 8 * 128
     assert ablate.training_tokens({}) is None
 
 
