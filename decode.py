@@ -19,7 +19,8 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from decoding import Completion, generate
-from decoding.generate import VERIFIERS, build_drafter, check_eos, check_verifier, drafter_names
+from decoding.generate import build_drafter, check_eos, check_verifier, drafter_names
+from decoding.loop import VERIFIERS
 from decoding.payoff import Ledger, ledger, shown
 from decoding.prompts import read_prompt
 from decoding.replay import Text
@@ -116,9 +117,35 @@ def load(config: dict[str, Any]) -> Network:
         raise UserError(f"device={device} cannot be used here ({str(error).splitlines()[0]})") from None
     if dtype is None and kind == "cpu":
         dtype = "float32"
-    return Network.from_pretrained(
+    check_form(config)
+    network = Network.from_pretrained(
         config["model"], heads=config["heads"], dtype=dtype and getattr(torch, dtype), device=device
     )
+    shape(network, config)
+    return network
+
+
+def check_form(config: dict[str, Any]) -> None:
+    """Refuse values of packed and compile that are none, or that contradict each other."""
+    if not isinstance(config["packed"], bool) and config["packed"] != "auto":
+        raise UserError(f"packed={config['packed']} is not one of auto, true, false")
+    if not isinstance(config["compile"], bool):
+        raise UserError(f"compile={config['compile']} is not one of true, false")
+    if config["compile"] and config["packed"] is True:
+        raise UserError(
+            "packed=true with compile=true: the kernel reads weights as they lie; say one of the two"
+        )
+
+
+def shape(network: Network, config: dict[str, Any]) -> None:
+    """Pack or compile the network as the config says; what was asked for by name must be possible."""
+    if config["compile"]:
+        with Console(stderr=True).status("building the kernel for this machine (seconds, once)"):
+            reason = network.compile_kernel()
+        if reason:
+            raise UserError(f"compile=true: {reason}")
+    elif config["packed"] and (reason := network.pack()) and config["packed"] is True:
+        raise UserError(f"packed=true: {reason}")
 
 
 def decode(

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 import hydra
 from antlr4.error.Errors import RecognitionException
+from hydra._internal.utils import get_args_parser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -31,6 +32,7 @@ PLAIN = (
     "hydra.sweep.dir=.",
     "hydra.sweep.subdir=.",
 )
+SWEEP_FILE = Path("multirun.yaml")  # a multirun leaves it in the sweep folder, and cannot be told not to
 
 
 def run(function: Callable[[dict[str, Any]], None], config_name: str, argv: list[str] | None = None) -> None:
@@ -41,23 +43,41 @@ def run(function: Callable[[dict[str, Any]], None], config_name: str, argv: list
     """
     arguments = sys.argv[1:] if argv is None else argv
     errors: list[Exception] = []
+    here = os.getpid()
 
     def task(config: DictConfig) -> None:
         sys.argv = [program[0], *arguments]  # what the user said, without our own additions
         try:
             function(plain(config))
         except Exception as error:  # Hydra would print lines of its own on the way
+            if os.getpid() != here:  # a launcher's job in another process: nobody would see the list
+                raise
             errors.append(error)
 
     program, sys.argv = sys.argv, [sys.argv[0], *arguments, *PLAIN, f"hydra.job.name={config_name}"]
+    foreign = SWEEP_FILE.exists()
     try:
+        check_flags(arguments)
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=config_name)(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (UserError, HydraException, OmegaConfBaseException) as error:
         errors.append(error)
     finally:
         sys.argv = program
+        if not foreign:
+            SWEEP_FILE.unlink(missing_ok=True)
     if errors:
         fail(told(errors[0], config_name, arguments))
+
+
+def check_flags(arguments: list[str]) -> None:
+    """Refuse a flag that Hydra does not have; its own parser would print its usage and leave."""
+
+    def refuse(message: str) -> NoReturn:
+        raise UserError(f"{message}; keys are said as key=value, and --help tells the flags")
+
+    parser = get_args_parser()
+    parser.error = refuse
+    parser.parse_args(arguments)
 
 
 def plain(config: DictConfig) -> dict[str, Any]:

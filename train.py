@@ -13,9 +13,7 @@ import entry  # sets up Hydra's environment, which must come before Hydra
 
 # isort: split
 import dataclasses
-import json
 import logging
-import signal
 import sys
 import warnings
 from pathlib import Path
@@ -24,15 +22,24 @@ from typing import Any
 import torch
 import transformers
 from hydra.utils import instantiate
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from omegaconf import OmegaConf
 
+from decoding import Sampling, generate
+from decoding.forecast import Forecast
 from mtp import Network, UserError
+from mtp.checkpoint import fingerprint
+from mtp.draft_vocab import keep_frequent
+from mtp.network import resolve
+from training.callbacks import SELECT, Best, Checkpoints, Measure, Watch
 from training.losses import HeadLoss
 from training.metrics import MetricsFile, Terminal
 from training.module import Optimization, Training, check
-from training.provenance import provenance
-from training.start import head_provenance, load_network, new_network, stored_dtype, tokenizer_of
+from training.saving import SAVE, save
+from training.self_distilled import ContinueText
+from training.sharding import whole_state
+from training.start import load_network, new_network, stored_dtype, tokenizer_of
+from training.trainer import PRECISIONS, STRATEGIES, build_trainer, other_logs, spare_memory
 
 KEYS = {
     "trunk",
@@ -43,12 +50,12 @@ KEYS = {
     "out",
     "resume",
     "seed",
+    "save",
     "save_dtype",
     "name",
     "run_dir",
 }
 DTYPES = ("float32", "bfloat16", "float16")
-PRECISIONS = ("auto", "32", "bf16-mixed", "bf16-true")
 
 
 def train(config: dict[str, Any]) -> None:
@@ -62,14 +69,17 @@ def train(config: dict[str, Any]) -> None:
     network = build_network(config["trunk"], config["heads"], data)
     first_step = read_step(checkpoint) if checkpoint else 0
     run_dir.mkdir(parents=True, exist_ok=True)
+    logs = other_logs(setting["loggers"], run_dir, config["name"])
     OmegaConf.save(OmegaConf.create(config), run_dir / "config.yaml")
     with Terminal(setting["max_steps"], first_step) as terminal:
         metrics = MetricsFile(run_dir / "metrics.csv", first_step)
-        module = build_module(config, network, [metrics, terminal])
+        module = build_module(config, network, [metrics, terminal, *logs])
+        attach_trunk(config["trunk"], module, data)
         keeper = Checkpoints(run_dir / "checkpoints" / "last.ckpt", setting["checkpoint_every"])
-        trainer = build_trainer(setting, keeper, data)
-        reached = first_step >= setting["max_steps"]
-        if reached:
+        best = find_best(setting["select"], keeper.path.with_name("best.ckpt"), checkpoint, first_step)
+        watch = find_watch(setting, config["trunk"]["frozen"], module, data, best)
+        trainer = build_trainer(setting, [each for each in (watch, best, keeper) if each is not None])
+        if first_step >= setting["max_steps"]:
             say(
                 f"{checkpoint} is at step {first_step}: "
                 f"trainer.max_steps={setting['max_steps']} is already reached"
@@ -79,8 +89,20 @@ def train(config: dict[str, Any]) -> None:
             trainer.validate(module, data, ckpt_path=checkpoint, verbose=False)
         else:
             fit(trainer, module, data, checkpoint, keeper)
+    validation = best.restore(module) if best is not None else module.latest
+    if setting["strategy"] == "fsdp":
+        state = whole_state(network)
+        network = build_network(config["trunk"], config["heads"], data)
+        network.load_state_dict(state)
     if trainer.is_global_zero:
-        save(network, config, module.latest)
+        validation = {name: value for name, value in validation.items() if name.startswith("val/")}
+        save(network, config, validation)
+        numbers = (f"\n  {name} {value:.4f}" for name, value in validation.items() if told(name))
+        say(f"saved {config['out']}" + "".join(numbers))
+
+
+def told(metric: str) -> bool:
+    return "loss" in metric or "/tau_" in metric
 
 
 def check_config(config: dict[str, Any]) -> None:
@@ -88,17 +110,42 @@ def check_config(config: dict[str, Any]) -> None:
         raise UserError(f"unknown key {unknown[0]}: the keys are {', '.join(sorted(KEYS))}")
     if not config["out"]:
         raise UserError("out is missing: say out=FOLDER, where the network is saved")
+    setting, trunk = config["trainer"], config["trunk"]
     check_choice("save_dtype", config["save_dtype"], (None, *DTYPES))
-    check_choice("trainer.precision", str(config["trainer"]["precision"]), PRECISIONS)
-    for key in ("log_every", "validate_every", "checkpoint_every"):
-        check(key, config["trainer"][key], 1, whole=True)
+    check_choice("save", config["save"], SAVE)
+    check_choice("trainer.precision", str(setting["precision"]), PRECISIONS)
+    check_choice("trainer.strategy", setting["strategy"], STRATEGIES)
+    check_choice("trainer.select", setting["select"], SELECT)
+    for key in ("log_every", "validate_every", "checkpoint_every", "nodes", *TAU):
+        if key != "tau_every" or setting[key] is not None:
+            check(key, setting[key], 1, whole=True)
+    if setting["select"] == "tau" and setting["tau_every"] is None:
+        raise UserError("trainer.select=tau needs trainer.tau_every, how often the expected τ is measured")
+    if setting["strategy"] == "fsdp" and setting["tau_every"] is not None:
+        raise UserError(
+            "trainer.tau_every needs whole layers to decode with; trainer.strategy=fsdp shards them"
+        )
+    if setting["strategy"] == "fsdp" and config["objective"]["p_max"]:
+        raise UserError(
+            "objective.p_max drops layers in some processes only, which trainer.strategy=fsdp cannot"
+        )
     if isinstance(config["seed"], bool) or not isinstance(config["seed"], int) or config["seed"] < 0:
         raise UserError(f"seed={config['seed']} is not a whole number from 0 on")
-    trunk = config["trunk"]
+    check_frozen(config, trunk)
+
+
+TAU = ("tau_every", "tau_prompts", "tau_prompt_tokens", "tau_new_tokens", "tau_draft_tokens")
+
+
+def check_frozen(config: dict[str, Any], trunk: dict[str, Any]) -> None:
     if trunk["frozen"] and not trunk["path"]:
         raise UserError(
             "trunk.frozen=true needs trunk.path: a trunk from scratch that is frozen would stay untrained"
         )
+    if config["save"] == "heads":
+        if not trunk["frozen"] or not config["heads"]:
+            raise UserError("save=heads needs trunk.frozen=true and a head: heads alone fit no other trunk")
+        return
     if trunk["frozen"] and config["save_dtype"] not in (
         None,
         str(stored_dtype(trunk["path"])).removeprefix("torch."),
@@ -131,6 +178,46 @@ def read_step(checkpoint: Path) -> int:
         raise UserError(f"resume: {checkpoint} is not a whole checkpoint ({type(error).__name__})") from error
 
 
+def find_best(select: str, path: Path, checkpoint: Path | None, first_step: int) -> Best | None:
+    """What keeps the best network, knowing what the run that goes on had found by then."""
+    if select == "last":
+        return None
+    best = Best(path, select)
+    best.recall(first_step if checkpoint is not None and checkpoint.parent == path.parent else 0)
+    return best
+
+
+def find_watch(
+    setting: dict[str, Any], frozen: bool, module: Training, data: Any, best: Best | None
+) -> Watch | None:
+    """What measures the expected τ, if it is asked for."""
+    if setting["tau_every"] is None:
+        return None
+    return Watch(expected_tau(module, data, setting, frozen), setting["tau_every"], best)
+
+
+def expected_tau(module: Training, data: Any, setting: dict[str, Any], frozen: bool) -> Measure:
+    """Measures what decoding validation prompts greedily, and at temperature 1, would give."""
+    made: list[Forecast] = []
+
+    def measure() -> dict[str, float]:
+        if not made:
+            prompts = data.validation_prompts(setting["tau_prompts"], setting["tau_prompt_tokens"])
+            heads, length = sorted(module.plan.losses), setting["tau_draft_tokens"]
+            most = setting["tau_new_tokens"]
+            made.append(
+                Forecast(module.network, prompts, heads=heads, length=length, new_tokens=most, frozen=frozen)
+            )
+        values: dict[str, float] = {}
+        for name, (greedy, sampled) in ((n, (by[0.0], by[1.0])) for n, by in made[0]().items()):
+            values |= {f"val/tau_greedy/{name}": greedy.tau, f"val/tau_sampled/{name}": sampled.tau}
+            for depth, share in enumerate(sampled.acceptance, start=1):
+                values[f"val/accept/{name}/depth{depth}"] = share
+        return values
+
+    return measure
+
+
 def build_network(trunk: dict[str, Any], heads: dict[str, Any], data: Any) -> Network:
     """Trunk, tokenizer and heads; those that the folder already has are kept unless they are trained here."""
     tokenizer = tokenizer_of(trunk["tokenizer"]) if trunk["tokenizer"] else None
@@ -156,11 +243,15 @@ def build_network(trunk: dict[str, Any], heads: dict[str, Any], data: Any) -> Ne
     for name, head in heads.items():
         options = {key: value for key, value in head.items() if key != "loss"}
         network.heads[name] = instantiate(options, trunk=network.trunk)
+        if network.heads[name].options.get("draft_vocab") is not None:
+            keep_frequent(network.heads[name], data.token_counts(network.trunk.vocab_size))
     return network
 
 
 def build_module(config: dict[str, Any], network: Network, reports: list[Any]) -> Training:
     setting = config["trainer"]
+    if setting["activation_checkpointing"]:
+        spare_memory(network)
     if setting["compile"]:
         for layer in network.trunk.layers:
             layer.compile()
@@ -177,71 +268,39 @@ def build_module(config: dict[str, Any], network: Network, reports: list[Any]) -
     )
 
 
-def head_loss(name: str, loss: dict[str, float] | None) -> HeadLoss | None:
+def head_loss(name: str, loss: dict[str, Any] | None) -> HeadLoss | None:
     if loss is None:
         return None
-    if unknown := sorted(set(loss) - {"total", "each", "feature"}):
-        raise UserError(f"heads.{name}.loss.{unknown[0]}: a loss has total or each, and feature")
+    known = [field.name for field in dataclasses.fields(HeadLoss)]
+    if unknown := sorted(set(loss) - set(known)):
+        raise UserError(f"heads.{name}.loss.{unknown[0]}: a loss has {', '.join(known)}")
     return HeadLoss(**loss)
 
 
-def build_trainer(setting: dict[str, Any], keeper: "Checkpoints", data: Any) -> Trainer:
-    cuda = torch.cuda.is_available() and setting["accelerator"] in ("auto", "gpu", "cuda")
-    if cuda:
-        torch.set_float32_matmul_precision("high")
-    precision = str(setting["precision"])
-    return Trainer(
-        accelerator=setting["accelerator"] if setting["accelerator"] != "auto" else "cuda" if cuda else "cpu",
-        devices=setting["devices"],
-        # A head or an exit may be without a loss at some step, and its weights then without a gradient.
-        strategy="auto" if setting["devices"] == 1 else "ddp_find_unused_parameters_true",
-        precision=("bf16-mixed" if cuda else "32") if precision == "auto" else precision,
-        max_steps=setting["max_steps"],
-        min_epochs=0,
-        max_epochs=-1,
-        val_check_interval=setting["validate_every"],
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        callbacks=[keeper],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+def attach_trunk(trunk: dict[str, Any], module: Training, data: Any) -> None:
+    """Give the data what it needs of the trunk, if it needs something."""
+    if not data.needs_trunk:
+        return
+    if not trunk["frozen"]:
+        raise UserError(
+            "data.states and data.self_distilled need trunk.frozen=true: they are written once, "
+            "by a trunk that does not change"
+        )
+    network, of_files = module.network, fingerprint(resolve(trunk["path"]))
+    data.attach_trunk(network.trunk, of_files, module.taps, continue_with(network))
 
 
-class Checkpoints(Callback):
-    """Writes last.ckpt every so many steps, at the end, and after Ctrl-C.
+def continue_with(network: Network) -> ContinueText:
+    """The project's own decoding, for data that the trunk writes."""
 
-    Ctrl-C ends the run after the step under way. The file is renamed into place, so it is always whole.
-    """
+    def continue_text(
+        prompts: list[list[int]], seeds: list[int], temperature: float, most: int
+    ) -> list[list[int]]:
+        sampling = Sampling(temperature=temperature)
+        done = generate(network, prompts, sampling=sampling, max_new_tokens=most, seed=seeds)
+        return [one.token_ids for one in done]
 
-    def __init__(self, path: Path, every: int):
-        self.path, self.every, self.interrupted = path, every, False
-
-    def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.before = signal.signal(signal.SIGINT, self.interrupt)
-
-    def interrupt(self, number: int, frame: Any) -> None:
-        if self.interrupted:
-            raise KeyboardInterrupt
-        self.interrupted = True
-        say("stopping after this step (Ctrl-C again: at once)")
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        last = trainer.global_step >= trainer.max_steps
-        if self.interrupted or last or trainer.global_step % self.every == 0:
-            part = self.path.with_suffix(".part")
-            trainer.save_checkpoint(part)
-            if trainer.is_global_zero:
-                os.replace(part, self.path)
-        if self.interrupted:
-            trainer.should_stop = True
-            trainer.limit_val_batches = 0  # nobody waits for a validation after Ctrl-C
-
-    def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
-        signal.signal(signal.SIGINT, self.before)
+    return continue_text
 
 
 def fit(trainer: Trainer, module: Training, data: Any, checkpoint: Path | None, keeper: Checkpoints) -> None:
@@ -255,28 +314,6 @@ def fit(trainer: Trainer, module: Training, data: Any, checkpoint: Path | None, 
         sys.exit(130)
     if module.validated != trainer.global_step:
         trainer.validate(module, data, verbose=False)
-
-
-def save(network: Network, config: dict[str, Any], latest: dict[str, float]) -> None:
-    """Write the network folder; a head that was not trained here keeps its own provenance."""
-    out, trunk = Path(config["out"]), config["trunk"]
-    kept = (
-        head_provenance(trunk["path"], sorted(set(network.heads) - set(config["heads"])))
-        if trunk["path"]
-        else {}
-    )
-    stored = stored_dtype(trunk["path"]) if trunk["path"] else torch.float32
-    dtype = getattr(torch, config["save_dtype"]) if config["save_dtype"] else stored
-    validation = {name: value for name, value in latest.items() if name.startswith("val/")}
-    network.save_pretrained(out, dtype=dtype, provenance=provenance(config, validation))
-    for name, value in kept.items():
-        (out / "heads" / name / "provenance.json").write_text(
-            json.dumps(value, indent=2, sort_keys=True) + "\n"
-        )
-    say(
-        f"saved {out}"
-        + "".join(f"\n  {name} {value:.4f}" for name, value in validation.items() if "loss" in name)
-    )
 
 
 def quiet() -> None:

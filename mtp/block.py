@@ -19,6 +19,8 @@ class Block(nn.Module):
         layer_class = type(trunk.layers[0])
         layer: Any = layer_class(trunk.config, layer_idx=0)
         layer.self_attn.layer_idx = index
+        # Where layers are run again in the backward pass, transformers drops the cache of those without this.
+        layer._can_checkpoint_with_cache = True
         initialise(layer, trunk)
         self.layer = layer
 

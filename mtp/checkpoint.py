@@ -68,7 +68,8 @@ def save_head(
     """Write one head into `folder` (its own); `trunk` is the fingerprint of the trunk that it belongs to."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
-        name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in head.state_dict().items()
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype).contiguous()
+        for name, tensor in head.state_dict().items()
     }
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     write_json(folder / "config.json", {"kind": head.kind, "options": head.options, "trunk": trunk})

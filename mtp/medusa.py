@@ -4,6 +4,7 @@ Shapes: B rows, T tokens, H hidden size, V vocabulary.
 """
 
 import copy
+from collections.abc import Iterator
 from typing import cast
 
 from torch import Tensor, nn
@@ -43,6 +44,7 @@ class Medusa(nn.Module):
     """
 
     kind = "medusa"
+    chained = False
 
     def __init__(self, trunk: Trunk, depth: int = 4, layers: int = 1):
         super().__init__()
@@ -59,11 +61,12 @@ class Medusa(nn.Module):
     def head(self, depth: int) -> MedusaHead:
         return cast(MedusaHead, self.heads[depth - 1])
 
-    def readouts(self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor]) -> list[Readout]:
+    def readouts(self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor]) -> Iterator[Readout]:
         """Every head at every position of tokens [B, T], each with the matrix that reads it."""
         state = states[trunk.num_layers]
-        heads = ((k, self.head(k)) for k in range(1, self.depth + 1))
-        return [Readout(f"depth{k}", k, head(state), head.lm_head.weight) for k, head in heads]
+        for k in range(1, self.depth + 1):
+            head = self.head(k)
+            yield Readout(f"depth{k}", k, head(state), head.lm_head.weight)
 
     def logits(self, depth: int, state: Tensor) -> Tensor:
         """What head k = 1, 2, ... says of the trunk's state [B, H]: [B, V]."""

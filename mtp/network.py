@@ -2,8 +2,10 @@
 
 import copy
 import os
+import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,6 +14,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from mtp import kernel, packed
 from mtp.checkpoint import (
     check_head,
     fingerprint,
@@ -22,7 +25,9 @@ from mtp.checkpoint import (
     weight_files,
     write_json,
 )
+from mtp.compiled import CompiledLayer, compile_modules
 from mtp.errors import UserError
+from mtp.fast_layer import FastLayer, pack, restore
 from mtp.trunk import Trunk, check_architecture
 
 
@@ -63,6 +68,41 @@ class Network(nn.Module):
         loaded = {name: load_head(head_folder, trunk) for name, head_folder in head_folders.items()}
         return cls(trunk, loaded, load_tokenizer(path)).eval()
 
+    @property
+    def form(self) -> str:
+        """How the weights lie: "plain", "packed" or "compiled"."""
+        kinds = {FastLayer: "packed", CompiledLayer: "compiled"}
+        return kinds.get(type(self.trunk.layers[0]), "plain")
+
+    def pack(self) -> str | None:
+        """Make decoding on a CPU fast: layers and matrices of trunk and heads in oneDNN's layout, in place.
+
+        Outputs stay the same up to float32 rounding. Nothing is done where that cannot be; the reason is
+        returned, None means packed. A packed network can be neither trained nor saved nor moved; `unpack`
+        undoes it.
+        """
+        if (reason := packed.why_not(self.trunk.device, self.trunk.dtype)) is None:
+            self.unpack()
+            pack(self, self.trunk)
+        return reason
+
+    def compile_kernel(self) -> str | None:
+        """As `pack`, faster, with a C++ kernel that is built on first use; a compiler is needed."""
+        trunk = self.trunk
+        if (reason := kernel.why_not(trunk.device, trunk.dtype, trunk.config)) is None:
+            kernel.library()  # before anything is replaced
+            self.unpack()
+            compile_modules(self, trunk)
+        return reason
+
+    def take_form(self, form: str) -> str | None:
+        """Bring the weights into another network's `form`, where that can be; else the reason."""
+        return {"packed": self.pack, "compiled": self.compile_kernel}.get(form, self.unpack)()
+
+    def unpack(self) -> None:
+        """Undo `pack` or `compile_kernel`: every weight in its own module, bit for bit."""
+        restore(self)
+
     def save_pretrained(
         self,
         folder: str | os.PathLike[str],
@@ -75,6 +115,8 @@ class Network(nn.Module):
         Everything is written beside the folder first and moved in when it is whole. dtype None keeps each as
         it is.
         """
+        if self.form != "plain":
+            packed.refuse()
         folder = Path(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
@@ -148,7 +190,17 @@ def load_model(path: Path, dtype: Any, device: Any) -> Any:
     for what, names in (("lacks", info["missing_keys"]), ("has the wrong size of", info["mismatched_keys"])):
         if bad := sorted(name if isinstance(name, str) else name[0] for name in names):
             raise UserError(f"model: {path} {what} the weights {bad[0]} and {len(bad) - 1} more")
+    check_all_layers_used(path, len(model.model.layers), info["unexpected_keys"])
     return model.to(device) if device else model
+
+
+def check_all_layers_used(path: Path, num_layers: int, left_out: Iterable[str]) -> None:
+    """UserError where the file has layers that the config does not count: such a trunk would be cut short."""
+    found = [re.match(r"model\.layers\.(\d+)\.", name) for name in left_out]
+    if beyond := sorted(int(match[1]) for match in found if match):
+        raise UserError(
+            f"model: {path} has weights of layer {beyond[0]}, but its config.json says {num_layers} layers"
+        )
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -1,4 +1,9 @@
-"""What a head says at every position of a row whose tokens are all known (teacher forcing)."""
+"""What a head says at every position of a row whose tokens are all known (teacher forcing).
+
+`head.readouts(trunk, tokens, states)` yields one readout after the other. Where `head.chained` is False, none
+needs another, so that each can be made, used and dropped before the next; otherwise depth k is made of what
+depth k-1 is made of.
+"""
 
 from dataclasses import dataclass
 
@@ -21,3 +26,4 @@ class Readout:
     hidden: Tensor  # [B, T, H] after the norm that goes before the output matrix
     matrix: Tensor | None = None  # [V, H] the head's own output matrix; None: the trunk's
     feature: Tensor | None = None  # [B, T, H] true state that `hidden` foretells, for heads that learn it
+    ids: Tensor | None = None  # [R] the tokens that the head may draft, ascending; None: all

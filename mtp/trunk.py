@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mtp.errors import UserError
+from mtp.fast_layer import FastLayer, additive
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # These rescale the rotary frequencies by the length seen so far: a token's key then depends on later text.
@@ -48,6 +49,18 @@ class Trunk(nn.Module):
         if model.config._attn_implementation != "sdpa":  # without a mask, others let every token see all
             model.set_attn_implementation("sdpa")
         self.model = model
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Moves and casts go to all weights and buffers, but rotary frequencies stay in float32: rounded to
+        bfloat16 they would turn far positions by wrong angles."""
+        before = {name: buffer for name, buffer in self.named_buffers() if "inv_freq" in name}
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            place, _, key = name.rpartition(".")
+            moved = self.get_buffer(name)
+            if moved.dtype != buffer.dtype:
+                setattr(self.get_submodule(place), key, buffer.to(moved.device))
+        return self
 
     @property
     def config(self) -> Any:
@@ -123,6 +136,8 @@ class Trunk(nn.Module):
             positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
         rotary = self.rotary(hidden, positions)
         states = {first: hidden} if first in taps else {}
+        if first < last and isinstance(layer := self.layers[first], FastLayer):
+            mask = additive(mask, layer.group, hidden.dtype)  # here, once for all layers
         for index in range(first, last):
             layer = self.layers[index]
             if keep is None or bool(keep[index].all()):

@@ -220,6 +220,7 @@ def test_in_a_multirun_a_bare_comma_makes_two_prompts_and_a_quoted_one_makes_one
     for argument, runs in (("prompt=a,b", 2), ('prompt="a,b"', 1), ("prompt='x','y','z'", 3)):
         decode.command(["-m", "max_new_tokens=1", argument])
         assert capsys.readouterr().out.count("tokens in 1 steps") == runs
+        assert os.listdir() == []
 
 
 def test_no_more_threads_of_text_than_one_are_streamed_at_a_time(loaded, tmp_path, capsys):
@@ -272,6 +273,7 @@ BAD_INPUT = [
     (["output=no/such/folder/out.json"], "output=no/such/folder/out.json: there is no folder no/such/folder"),
     (["output=."], "output=. is a folder"),
     (["compare=perhaps"], "compare='perhaps' is neither true nor false"),
+    (["--nosuch"], "unrecognized arguments: --nosuch; keys are said as key=value"),
 ]
 
 
@@ -343,8 +345,37 @@ def test_the_program_itself_in_a_terminal_that_knows_only_ascii(folder, tmp_path
 def test_on_a_cpu_the_default_is_float32_whatever_the_folder_says(tiny, tmp_path, dtype, expected):
     tiny.save_pretrained(tmp_path / "half", dtype=torch.bfloat16)
     settings = {"model": str(tmp_path / "half"), "heads": None, "device": "cpu"}
+    settings |= {"packed": "auto", "compile": False}
     network = decode.load(settings | {"dtype": None if dtype == "null" else dtype})
     assert {parameter.dtype for parameter in network.parameters()} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["packed=maybe"], "packed=maybe is not one of auto, true, false"),
+        (["packed=1"], "packed=1 is not one of auto, true, false"),
+        (["compile=auto"], "compile=auto is not one of true, false"),
+        (["compile=true", "packed=true"], "packed=true with compile=true: the kernel"),
+        (["packed=true", "dtype=bfloat16"], "packed=true: weights are packed in float32 only"),
+        (["compile=true", "dtype=bfloat16"], "compile=true: the kernel is for float32 on a CPU"),
+    ],
+)
+def test_a_form_of_weights_that_cannot_be_is_told_in_one_line(folder, capsys, words, line):
+    with pytest.raises(SystemExit) as ended:
+        decode.command([f"model={folder}", "prompt_ids=[1,2]", *words])
+    assert ended.value.code == 2
+    assert line in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["packed=false"], ["packed=true"], ["compile=true"]])
+def test_every_form_of_weights_decodes_the_same(tiny, folder, words):
+    keys = ["prompt_ids=[1,2]", "compare=true", "max_new_tokens=40", "output=out.json"]
+    decode.command([f"model={folder}", *keys, *words])
+    found = json.loads(Path("out.json").read_text(encoding="utf-8"))
+    expected = generate(tiny, [1, 2], max_new_tokens=40)[0].token_ids
+    assert [result["token_ids"] for result in found["results"]] == [expected]
+    assert found["identical"]
 
 
 @pytest.mark.parametrize("path", DRAFTER_FILES, ids=lambda path: path.stem)

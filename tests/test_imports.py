@@ -1,8 +1,8 @@
 """The import rule: who may know whom, read from the source without running it.
 
 training/ and decoding/ build on mtp/ and never on each other; mtp/ builds on neither; no package knows an
-entry point. Only the entry points and training/{data,module}.py know Lightning or Hydra. Every file is named
-after a subject, so none is called utils.
+entry point. Only the entry points and training/{data,module,callbacks,trainer}.py know Lightning or Hydra.
+Every file is named after a subject, so none is called utils.
 """
 
 import ast
@@ -17,9 +17,9 @@ FORBIDDEN = {
     "decoding": {"training"},
     "training": {"decoding"},
 }
-ENTRY_POINTS = {"train", "decode", "ablate", "benchmark", "entry"}
+ENTRY_POINTS = {"train", "decode", "ablate", "benchmark", "objectives", "entry"}
 FRAMEWORKS = {"lightning", "lightning_fabric", "pytorch_lightning", "hydra", "omegaconf"}
-MAY_USE_FRAMEWORKS = {"training/data.py", "training/module.py"}
+MAY_USE_FRAMEWORKS = {f"training/{name}.py" for name in ("data", "module", "callbacks", "trainer")}
 NAMES_WITHOUT_A_SUBJECT = {"utils", "util", "common", "helpers", "helper", "base", "types"}
 
 

@@ -111,6 +111,14 @@ def test_a_resumed_run_equals_the_straight_one_bit_for_bit(overrides, tmp_path):
     assert metrics(tmp_path / "straight") == metrics(parts)
 
 
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test_a_logger_that_is_not_installed_is_refused_by_name(overrides, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: None)
+    options = [f"out={tmp_path}/network", f"run_dir={tmp_path}", f"trainer.loggers=[{name}]"]
+    with pytest.raises(UserError, match=rf"trainer.loggers=\[{name}\] needs the package {name}: pip install"):
+        train.train(composed(*overrides, *options))
+
+
 def stop_after(step: int, function) -> None:
     """Call it with Ctrl-C coming during that training step."""
     original = train.Training.training_step
@@ -174,6 +182,19 @@ def test_heads_on_a_frozen_trunk_are_added_to_the_folder_and_the_rest_stays(over
         (["data.row_length=2000"], "data.row_length=2000 is more than the trunk's context of 1024"),
         (["objective.detach=[medusa]"], "objective.detach names medusa"),
         (["+foo=1"], "unknown key foo"),
+        (["save=all"], "save=all is not one of network, heads"),
+        (["save=heads"], "save=heads needs trunk.frozen=true and a head"),
+        (["data.states=float16"], "data.states and data.self_distilled need trunk.frozen=true"),
+        (["trainer.select=tau"], "trainer.select=tau needs trainer.tau_every"),
+        (["trainer.select=best"], "trainer.select=best is not one of last, loss, tau"),
+        (["trainer.strategy=zero"], "trainer.strategy=zero is not one of auto, ddp, fsdp"),
+        (["trainer.strategy=fsdp", "trainer.tau_every=2"], "trainer.tau_every needs whole layers"),
+        (["trainer.strategy=fsdp"], "objective.p_max drops layers in some processes only"),
+        (["trainer.tau_every=0"], "trainer.tau_every=0 is not a whole number from 1 on"),
+        (
+            ["trainer.loggers=[mlflow]"],
+            "trainer.loggers names mlflow, which is not one of tensorboard, wandb",
+        ),
         (["+heads.sequential.loss.half=1"], "heads.sequential.loss.half"),
     ],
 )

@@ -1,12 +1,14 @@
 """Arrays that take long to compute, kept on disk under a hash of what they were computed from."""
 
+import fcntl
 import hashlib
 import logging
 import os
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,15 @@ import numpy as np
 log = logging.getLogger(__name__)
 
 Arrays = dict[str, np.ndarray]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """One process at a time; another waits until this one is done, or has ended in whatever way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def digest(*parts: str) -> str:
@@ -31,7 +42,7 @@ def cached(cache_dir: str | None, key: str, compute: Callable[[], Arrays]) -> Ar
 
     A file that cannot be read is computed anew, and a folder that cannot be written costs only time.
     """
-    path = _folder(cache_dir) / f"{key}.npz"
+    path = cache_folder(cache_dir) / f"{key}.npz"
     try:
         with np.load(path, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
@@ -47,7 +58,8 @@ def cached(cache_dir: str | None, key: str, compute: Callable[[], Arrays]) -> Ar
     return arrays
 
 
-def _folder(cache_dir: str | None) -> Path:
+def cache_folder(cache_dir: str | None) -> Path:
+    """The folder given, or this project's in the user's cache folder."""
     if cache_dir:
         return Path(cache_dir).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtp-selfspec"

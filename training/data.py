@@ -4,9 +4,8 @@ Letters: B rows a batch, T tokens a row.
 """
 
 import hashlib
-import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import lightning
@@ -16,21 +15,24 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from mtp.errors import UserError
-from training.packing import Rows, tokenize
+from mtp import Trunk, UserError
+from training.batches import Batch, BatchStream
+from training.packing import Rows, Stream, tokenize
+from training.prompts import prompts
+from training.self_distilled import ContinueText, SelfDistilled
 from training.split import SPLITS, split
+from training.states import DTYPES, Wanted, WithStates, with_states, write_states
 from training.text import Document, Source
 from training.tokenizer import train_tokenizer
 
 log = logging.getLogger(__name__)
-
-Batch = dict[str, Tensor]  # "tokens" [B, T], "documents" [B, T]
 
 
 class TextData(lightning.LightningDataModule):
     """Packed rows of a source's text. The keys are explained in conf/data/*.yaml.
 
     `attach(tokenizer)` comes before the loaders; `train_tokenizer(vocab_size)` makes one of the train split.
+    With `states` or `self_distilled`, so does `attach_trunk`.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class TextData(lightning.LightningDataModule):
         held_out_fraction: float = 0.03,
         max_bytes: int | None = None,
         max_validation_rows: int | None = 64,
+        states: str | None = None,
+        self_distilled: SelfDistilled | None = None,
         cache_dir: str | None = None,
     ):
         super().__init__()
@@ -53,10 +57,15 @@ class TextData(lightning.LightningDataModule):
         _check_integer("max_bytes", max_bytes, 1, optional=True)
         _check_integer("max_validation_rows", max_validation_rows, 0, optional=True)
         _check_fractions(validation_fraction, held_out_fraction)
+        if states not in (None, *DTYPES):
+            raise UserError(f"data.states={states} is not one of null, {', '.join(DTYPES)}")
         self.source, self.row_length, self.batch_size, self.seed = source, row_length, batch_size, seed
         self.validation_fraction, self.held_out_fraction = validation_fraction, held_out_fraction
         self.max_bytes, self.max_validation_rows, self.cache_dir = max_bytes, max_validation_rows, cache_dir
+        self.states, self.self_distilled = states, self_distilled
         self.tokenizer: PreTrainedTokenizerBase | None = None
+        self._wanted: Wanted | None = None
+        self._continue: ContinueText | None = None
         self._splits: dict[str, list[Document]] | None = None
         self._batches: BatchStream | None = None
         self._start = 0
@@ -78,9 +87,36 @@ class TextData(lightning.LightningDataModule):
         """Use this tokenizer."""
         self.tokenizer = tokenizer
 
-    def train_dataloader(self) -> "BatchStream":
+    def token_counts(self, vocab_size: int) -> Tensor:
+        """How often each token occurs in the training split's text. # [V]"""
+        tokens = self._stream(self.documents("train")).tokens
+        return torch.from_numpy(np.bincount(tokens, minlength=vocab_size))
+
+    @property
+    def needs_trunk(self) -> bool:
+        """Whether the frozen trunk makes part of the data."""
+        return self.states is not None or self.self_distilled is not None
+
+    def attach_trunk(
+        self, trunk: Trunk, fingerprint: str, taps: tuple[int, ...], continue_text: ContinueText
+    ) -> None:
+        """The frozen trunk: what `states` keeps of it, and how it writes for `self_distilled`."""
+        self._wanted = Wanted(trunk, fingerprint, taps, self.states or "float32")
+        self._continue = continue_text
+
+    def prepare_data(self) -> None:
+        """Write what takes long, in one process; the others find it on disk."""
+        if self._wanted is None:
+            return
+        if self.trainer is not None:
+            self._wanted.trunk.to(self.trainer.strategy.root_device)
+        for rows in (self._training_rows(), self._validation_rows()):
+            if rows is not None and self.states is not None:
+                write_states(self._wanted, rows, self.cache_dir)
+
+    def train_dataloader(self) -> BatchStream:
         """Batches without end, the same for the same seed however often training is resumed."""
-        rows = self._rows("train", np.random.default_rng(self.seed))
+        rows = self._with_states(self._training_rows())
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         self._batches = BatchStream(rows, self.batch_size, self.seed, rank=rank, ranks=ranks)
         self._batches.step = self._start
@@ -88,20 +124,17 @@ class TextData(lightning.LightningDataModule):
 
     def val_dataloader(self) -> Sequence[Any] | DataLoader[Batch]:
         """The validation rows in a fixed order; nothing (and a note) when there are none."""
-        if self.max_validation_rows == 0:
+        rows = self._validation_rows()
+        if rows is None:
             return []
-        if not self.documents("validation"):
-            log.warning("no validation documents: validation is skipped")
-            return []
-        # In the order of hashes, not of names, so that the first rows are a fair sample of all.
-        try:
-            rows: Any = self._rows("validation")
-        except UserError as error:
-            log.warning("no validation target (%s): validation is skipped", error)
-            return []
-        if self.max_validation_rows is not None and len(rows) > self.max_validation_rows:
-            rows = torch.utils.data.Subset(rows, range(self.max_validation_rows))
-        return DataLoader(rows, batch_size=self.batch_size)
+        dataset: Any = self._with_states(rows)
+        return DataLoader(dataset, batch_size=self.batch_size)
+
+    def validation_prompts(self, count: int, prompt_tokens: int) -> list[list[int]]:
+        """Token ids of the beginnings of validation documents, the same ones on every run."""
+        assert self.tokenizer is not None
+        found = prompts(self.documents("validation"), count, self.tokenizer, prompt_tokens)
+        return [prompt.token_ids for prompt in found]
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Lightning calls this with every batch that it hands to the module."""
@@ -127,51 +160,52 @@ class TextData(lightning.LightningDataModule):
         log.info("documents: %s", ", ".join(f"{len(splits[name])} {name}" for name in SPLITS))
         return splits
 
-    def _rows(self, name: str, shuffle: np.random.Generator | None = None) -> Rows:
-        """The rows of one split. The cache knows them in the order of hashes, whatever the seed."""
+    def _training_rows(self) -> Rows:
+        """The cache knows the documents in the order of hashes, whatever the seed; here they are shuffled."""
+        stream = self._stream(self._training_documents())
+        order = np.random.default_rng(self.seed).permutation(len(stream.lengths))
+        return self._rows(stream.reordered(order))
+
+    def _training_documents(self) -> list[Document]:
+        documents = self.documents("train")
+        if self.self_distilled is None:
+            return documents
+        if self._wanted is None or self._continue is None or self.tokenizer is None:
+            raise RuntimeError("attach the trunk before asking for text that it writes")
+        key = self._wanted.fingerprint
+        return self.self_distilled.documents(
+            documents, self.tokenizer, self._continue, key, cache_dir=self.cache_dir
+        )
+
+    def _validation_rows(self) -> Rows | None:
+        if self.max_validation_rows == 0:
+            return None
+        if not self.documents("validation"):
+            log.warning("no validation documents: validation is skipped")
+            return None
+        # In the order of hashes, not of names, so that the first rows are a fair sample of all.
+        try:
+            return self._rows(self._stream(self.documents("validation")), self.max_validation_rows)
+        except UserError as error:
+            log.warning("no validation target (%s): validation is skipped", error)
+            return None
+
+    def _stream(self, documents: list[Document]) -> Stream:
         if self.tokenizer is None:
             raise RuntimeError("attach a tokenizer before asking for a loader")
-        documents = sorted(self.documents(name), key=_place)
-        stream = tokenize(documents, self.tokenizer, cache_dir=self.cache_dir)
-        if shuffle is not None:
-            stream = stream.reordered(shuffle.permutation(len(documents)))
-        return Rows(stream, self.row_length, padding=self.tokenizer.pad_token_id or 0)
+        return tokenize(sorted(documents, key=_place), self.tokenizer, cache_dir=self.cache_dir)
 
+    def _rows(self, stream: Stream, most: int | None = None) -> Rows:
+        assert self.tokenizer is not None
+        return Rows(stream, self.row_length, padding=self.tokenizer.pad_token_id or 0, most=most)
 
-class BatchStream:
-    """Batches without end: batch s is a function of (seed, s), and each epoch is a permutation of all rows.
-
-    `step` is the number of the next batch to be trained on, and the whole state. Whoever trains counts it on
-    (with Lightning, TextData does). Reading a batch does not, because Lightning reads one ahead.
-    """
-
-    def __init__(self, rows: Rows, batch_size: int, seed: int, *, rank: int = 0, ranks: int = 1):
-        self.rows, self.batch_size, self.seed, self.rank, self.ranks = rows, batch_size, seed, rank, ranks
-        self.step = 0
-        self._epoch, self._order = -1, np.empty(0, np.int64)
-
-    def __iter__(self) -> Iterator[Batch]:
-        return map(self.batch, itertools.count(self.step))
-
-    def batch(self, step: int) -> Batch:
-        """Batch number `step`: `tokens` and `documents`. # [B, T] each"""
-        first = (step * self.ranks + self.rank) * self.batch_size
-        rows = [self.rows[self._row(first + place)] for place in range(self.batch_size)]
-        return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step = state["step"]
-
-    def _row(self, place: int) -> int:
-        """The row at this place of the endless sequence of permutations."""
-        epoch, place = divmod(place, len(self.rows))
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = np.random.default_rng([self.seed, epoch]).permutation(len(self.rows))
-        return int(self._order[place])
+    def _with_states(self, rows: Rows) -> Rows | WithStates:
+        if self.states is None:
+            return rows
+        if self._wanted is None:
+            raise RuntimeError("attach the trunk before asking for its states")
+        write_states(self._wanted, rows, self.cache_dir)  # nothing is left to do after prepare_data
+        return with_states(self._wanted, rows, self.cache_dir)
 
 
 def _place(document: Document) -> bytes:
@@ -183,6 +217,8 @@ def _first_bytes(documents: Sequence[Document], limit: int) -> list[Document]:
     taken: list[Document] = []
     for document in sorted(documents, key=_place):
         data = document.text.encode()
+        if len(data) > limit and document.messages is not None:  # a conversation is taken whole or not at all
+            return taken or [document]
         if len(data) > limit:
             text = data[:limit].decode(errors="ignore")
             text = text[: text.rfind("\n") + 1] or text

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mtp.errors import UserError
-from training.text import Document, checked, walk
+from training.text import Document, as_document, walk
 
 
 @dataclass(frozen=True)
 class Files:
     """One file, folder or glob, or a list of them: each file is one document, each `.jsonl` line is one.
+
+    A line's `field` holds a text, or the messages of a conversation (of which the assistant's are learned).
 
     `validation` names the files that validate (same forms); they are left out of the other splits.
     """
@@ -99,9 +101,9 @@ def _records(path: Path, name: str, text: str, field: str) -> list[Document]:
         if not isinstance(record, dict) or field not in record:
             found = f"keys {list(record)}" if isinstance(record, dict) else type(record).__name__
             raise UserError(f"{place} has no field {field!r} (data.source.field); found {found}")
-        value = checked(record[field], f"{place}, field {field!r}")
-        if value.strip():
-            documents.append(Document(f"{name}:{number}", value))
+        document = as_document(f"{name}:{number}", record[field], f"{place}, field {field!r}")
+        if document.text.strip():
+            documents.append(document)
     return documents
 
 

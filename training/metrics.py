@@ -42,6 +42,22 @@ def read_rows(path: Path) -> list[list[str]]:
         return [row for row in csv.reader(file) if len(row) == len(COLUMNS) and row != COLUMNS]
 
 
+def means(stage: str, sums: dict[str, list[float]]) -> dict[str, float]:
+    """Sums [loss, targets, agreement, alpha] by name -> "train/sequential/depth1/loss" and so on.
+
+    Without targets there is no mean.
+
+    >>> means("val", {"parallel/depth1": [6.0, 4.0, 3.0, 2.0]})["val/parallel/depth1/alpha"]
+    0.5
+    """
+    found: dict[str, float] = {}
+    for name, (loss, targets, agreed, alpha) in sums.items():
+        found[f"{stage}/{name}/targets"] = targets
+        values = {"loss": loss} if name == "trunk" else {"loss": loss, "agreement": agreed, "alpha": alpha}
+        found |= {f"{stage}/{name}/{key}": value / targets for key, value in values.items() if targets}
+    return found
+
+
 class Terminal:
     """A progress bar with loss and tokens/s on a terminal, a line for each log step elsewhere."""
 

@@ -3,6 +3,7 @@
 Letters: N tokens of the stream, D documents, T tokens a row.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from mtp.errors import UserError
+from training import chat
 from training.cache import cached, digest
 from training.text import Document
 
@@ -33,34 +35,54 @@ class Stream:
 
     tokens: np.ndarray  # [N] int32
     lengths: np.ndarray  # [D] int64
+    learned: np.ndarray | None = None  # [N] bool, which tokens may be targets; None: all
 
     def reordered(self, order: Sequence[int] | np.ndarray) -> "Stream":
         """The same documents in another order."""
         ends = np.cumsum(self.lengths)
         starts = ends - self.lengths
-        parts = [self.tokens[starts[number] : ends[number]] for number in order]
-        return Stream(
-            np.concatenate([np.empty(0, np.int32), *parts]), self.lengths[np.asarray(order, np.int64)]
-        )
+
+        def moved(values: np.ndarray) -> np.ndarray:
+            parts = [values[starts[number] : ends[number]] for number in order]
+            return np.concatenate([np.empty(0, values.dtype), *parts])
+
+        learned = None if self.learned is None else moved(self.learned)
+        return Stream(moved(self.tokens), self.lengths[np.asarray(order, np.int64)], learned)
 
 
 class Rows:
     """A stream cut into rows of T tokens; a map-style dataset.
 
-    The last row is padded; one left over with a single token, which has no target, is dropped.
+    The last row is padded; one left over with a single token, which has no target, is dropped. `most` keeps
+    the first so many rows only.
 
     Example, T = 4, two documents of 3 and 4 tokens: tokens a b c d | e f g ·, documents 0 0 0 1 | 1 1 1 −1.
     """
 
-    def __init__(self, stream: Stream, row_length: int, *, padding: int = 0):
+    def __init__(self, stream: Stream, row_length: int, *, padding: int = 0, most: int | None = None):
         self.stream, self.row_length, self.padding = stream, row_length, padding
         self.ends = np.cumsum(stream.lengths)  # [D]
         total = len(stream.tokens)
         self.count = total // row_length + (total % row_length >= 2)
+        if most is not None:
+            self.count = min(self.count, most)
         if not self.trainable():
-            raise UserError(
-                f"found {total} tokens in {len(self.ends)} documents; one document of at least 2 is needed"
-            )
+            raise UserError(self._why_not(total))
+
+    @property
+    def key(self) -> str:
+        """A hash of all rows' tokens."""
+        parts = (str(self.row_length), str(self.count), str(self.padding))
+        return hashlib.sha256("|".join(parts).encode() + self.stream.tokens.tobytes()).hexdigest()
+
+    def _why_not(self, total: int) -> str:
+        if self.stream.learned is None:
+            return f"found {total} tokens in {len(self.ends)} documents; one document of at least 2 is needed"
+        count = int(self.stream.learned.sum())
+        return (
+            f"found {total} tokens in {len(self.ends)} documents, {count} of them to be learned; "
+            "at least one must follow another token (of a conversation the assistant's turns are learned)"
+        )
 
     def trainable(self) -> int:
         """How many tokens follow one of their own document and row: the targets of next-token prediction."""
@@ -68,13 +90,15 @@ class Rows:
         starts = (self.ends - self.stream.lengths)[self.stream.lengths > 0]
         inside[starts] = False
         inside[:: self.row_length] = False
+        if self.stream.learned is not None:
+            inside &= self.stream.learned
         return int(inside.sum())
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
-        """`tokens` [T] and `documents` [T], both int64."""
+        """`tokens` [T] and `documents` [T], both int64; `mask` [T] bool where not every token is learned."""
         if not 0 <= row < self.count:
             raise IndexError(row)
         start = row * self.row_length
@@ -83,13 +107,20 @@ class Rows:
         documents = np.full(self.row_length, PADDING, np.int64)
         tokens[: stop - start] = self.stream.tokens[start:stop]
         documents[: stop - start] = np.searchsorted(self.ends, np.arange(start, stop), side="right")
-        return {"tokens": torch.from_numpy(tokens), "documents": torch.from_numpy(documents)}
+        found = {"tokens": torch.from_numpy(tokens), "documents": torch.from_numpy(documents)}
+        if self.stream.learned is not None:
+            mask = np.zeros(self.row_length, bool)
+            mask[: stop - start] = self.stream.learned[start:stop]
+            found["mask"] = torch.from_numpy(mask)
+        return found
 
 
 def tokenize(
     documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase, *, cache_dir: str | None = None
 ) -> Stream:
     """The stream of these documents in their order; from the cache if the same was asked for before."""
+    if any(document.messages is not None or document.token_ids is not None for document in documents):
+        return _learned_in_part(documents, tokenizer)
     backend = _plain(tokenizer)
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
@@ -104,6 +135,25 @@ def tokenize(
     key = digest("stream", tokenizers.__version__, backend.to_str(), json.dumps([begin, end]), *texts)
     stored = cached(cache_dir, key, compute)
     return Stream(stored["tokens"].astype(np.int32), stored["lengths"])
+
+
+def _learned_in_part(documents: Sequence[Document], tokenizer: PreTrainedTokenizerBase) -> Stream:
+    """Conversations as the tokenizer's chat template has them, tokens as they are, texts as ever."""
+    plain = [document for document in documents if document.messages is None and document.token_ids is None]
+    texts = tokenize(plain, tokenizer) if plain else Stream(np.empty(0, np.int32), np.empty(0, np.int64))
+    of_texts = iter(np.split(texts.tokens, np.cumsum(texts.lengths)[:-1]))
+    encoded = []
+    for document in documents:
+        if document.messages is not None:
+            encoded.append(chat.encode(document.messages, tokenizer, document.name))
+        elif document.token_ids is not None:
+            ids = np.array(document.token_ids, np.int32)
+            encoded.append((ids, np.arange(len(ids)) >= document.learn_from))
+        else:
+            ids = next(of_texts)
+            encoded.append((ids, np.ones(len(ids), bool)))
+    tokens, learned = (np.concatenate([part[i] for part in encoded]) for i in (0, 1))
+    return Stream(tokens.astype(np.int32), np.array([len(ids) for ids, _ in encoded], np.int64), learned)
 
 
 def _plain(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:

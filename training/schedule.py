@@ -43,16 +43,22 @@ def doubling(index: int, count: int) -> float:
     return 2 ** (index / max(1, count - 1)) - 1
 
 
-def kept_layers(rates: list[float], rows: int, *, seed: int, step: int) -> Tensor | None:
+def kept_layers(
+    rates: list[float], rows: int, *, seed: int, step: int, place: tuple[int, int] = (0, 1)
+) -> Tensor | None:
     """Which rows run which layer, bool [L, B] on the CPU; None where every row runs every layer.
 
-    Drawn from the seed and the step alone: the same on every process, and after a resume. A kept layer is not
-    scaled up by 1/(1-p); neither is it in the paper (eq. 1).
+    Drawn from the seed and the step alone, the same after a resume. `place` is (r, R), the process and their
+    number: all draw for all R*B rows, and process r takes rows r*B ... r*B+B-1 of them, so that R processes
+    drop what one with the whole batch drops. A kept layer is not scaled up by 1/(1-p); neither is it in the
+    paper (eq. 1).
     """
     if not any(rates):
         return None
+    process, processes = place
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-    return torch.rand(len(rates), rows, generator=generator) >= torch.tensor(rates)[:, None]
+    drawn = torch.rand(processes * rows, len(rates), generator=generator)[process * rows :][:rows].T
+    return drawn >= torch.tensor(rates)[:, None]
 
 
 def exit_scales(num_layers: int, e_scale: float) -> list[float]:

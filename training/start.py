@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
 from mtp import Network, Trunk, UserError
-from mtp.network import load_tokenizer
+from mtp.network import load_tokenizer, resolve
 
 
 def new_network(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Network:
@@ -46,9 +46,9 @@ def tokenizer_of(folder: str) -> PreTrainedTokenizerBase:
 
 
 def stored_dtype(path: str) -> torch.dtype:
-    """The dtype that a network folder's trunk is stored in."""
+    """The dtype that the trunk of a network folder or hub id is stored in."""
     try:
-        config = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((resolve(path) / "config.json").read_text(encoding="utf-8"))
     except OSError:
         return torch.float32
     return getattr(torch, str(config.get("dtype") or config.get("torch_dtype") or "float32"))
@@ -56,7 +56,7 @@ def stored_dtype(path: str) -> torch.dtype:
 
 def head_provenance(path: str, names: list[str]) -> dict[str, Any]:
     """provenance.json of the named heads of a folder, to be kept when the heads are saved again."""
-    files = {name: Path(path) / "heads" / name / "provenance.json" for name in names}
+    files = {name: resolve(path) / "heads" / name / "provenance.json" for name in names}
     return {
         name: json.loads(file.read_text(encoding="utf-8")) for name, file in files.items() if file.is_file()
     }

@@ -5,9 +5,11 @@ mistake of the user's surfaces there as a one-line `UserError`. Lines end at LF 
 text), CRLF becomes LF, a leading byte order mark is dropped.
 """
 
+import itertools
 import logging
 import os
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,12 +21,22 @@ log = logging.getLogger(__name__)
 NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 
 
+Message = dict[str, str]  # "role" and "content"
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text and a name that is the same on every run and every machine."""
+    """One text and a name that is the same on every run and every machine.
+
+    A conversation has its messages besides; a text that a network wrote has its tokens. Of these only the
+    assistant's turns and the tokens from `learn_from` on are learned.
+    """
 
     name: str
     text: str
+    messages: list[Message] | None = None
+    token_ids: list[int] | None = None
+    learn_from: int = 0
 
 
 class Source(Protocol):
@@ -62,32 +74,51 @@ class Stdlib:
 
 @dataclass(frozen=True)
 class HubDataset:
-    """A dataset saved by `save_to_disk`, or whatever `datasets.load_dataset` takes: a folder or a name."""
+    """A dataset saved by `save_to_disk`, or whatever `datasets.load_dataset` takes: a folder or a name.
+
+    The column `field` holds texts, or conversations. `records` takes the first so many only; with `streaming`
+    no more than these are fetched.
+    """
 
     path: str | None = None
     name: str | None = None
     split: str = "train"
     field: str = "text"
+    streaming: bool = False
+    records: int | None = None
 
     def documents(self) -> list[Document]:
         if not self.path:
             raise UserError("data.source.path is not set; give a dataset's folder or its name on the hub")
-        rows = self._rows(self.path)
-        if self.field not in (rows.column_names or []):
+        if self.records is not None and (type(self.records) is not int or self.records < 1):
+            raise UserError(f"data.source.records={self.records!r} is not a whole number from 1 on, nor null")
+        if self.streaming and self.records is None:
             raise UserError(
-                f"data.source.field: {self.path} has no column {self.field!r}; it has {rows.column_names}"
+                "data.source.streaming=true needs data.source.records, how many to fetch: "
+                "a stream without end has no fixed splits and no exact resume"
             )
         documents = []
-        for number, text in enumerate(rows[self.field]):
-            text = checked(text, f"{self.path}, {self.split} record {number}, column {self.field!r}")
-            if text.strip():
-                documents.append(Document(f"{self.split}:{number}", text))
+        for number, value in enumerate(self._values(self._rows(self.path))):
+            place = f"{self.path}, {self.split} record {number}, column {self.field!r}"
+            document = as_document(f"{self.split}:{number}", value, place)
+            if document.text.strip():
+                documents.append(document)
         if not documents:
             raise UserError(f"data.source.path: no text in split {self.split!r} of {self.path}")
         return documents
 
     def validation_documents(self) -> None:
         return None
+
+    def _values(self, rows: Any) -> Iterable[Any]:
+        """The wanted column of the wanted records."""
+        if self.field not in (rows.column_names or [self.field]):  # a stream need not know its columns
+            raise UserError(
+                f"data.source.field: {self.path} has no column {self.field!r}; it has {rows.column_names}"
+            )
+        if not self.streaming:
+            return itertools.islice(rows[self.field], self.records)
+        return (record.get(self.field) for record in rows.take(self.records))
 
     def _rows(self, path: str) -> Any:
         import datasets  # takes seconds to import, and most runs do without
@@ -99,7 +130,7 @@ class HubDataset:
             if any((folder / file).is_file() for file in ("state.json", "dataset_dict.json")):
                 rows = datasets.load_from_disk(path)
                 return rows if isinstance(rows, datasets.Dataset) else rows[self.split]
-            return datasets.load_dataset(path, name=self.name, split=self.split)
+            return datasets.load_dataset(path, name=self.name, split=self.split, streaming=self.streaming)
         except Exception as error:  # the library raises many kinds, its own and its backends'
             reason = (str(error).splitlines() or [""])[0]
             message = f"data.source.path: cannot load split {self.split!r} of {path}"
@@ -113,6 +144,21 @@ def walk(root: Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
         found += [Path(folder, name).relative_to(root) for name in files if not name.startswith(".")]
     return sorted(found, key=Path.as_posix)
+
+
+def as_document(name: str, value: object, place: str) -> Document:
+    """A field of a record: a text, or the messages of a conversation."""
+    if not isinstance(value, list):
+        return Document(name, checked(value, place))
+    messages = [as_message(message, f"{place}, message {number}") for number, message in enumerate(value)]
+    return Document(name, "\n".join(message["content"] for message in messages), messages)
+
+
+def as_message(message: object, place: str) -> Message:
+    if not isinstance(message, dict) or not {"role", "content"} <= set(message):
+        found = f"keys {list(message)}" if isinstance(message, dict) else type(message).__name__
+        raise UserError(f"{place} must have role and content, found {found}")
+    return {key: checked(message[key], f"{place}, {key}") for key in ("role", "content")}
 
 
 def checked(text: object, place: str) -> str:

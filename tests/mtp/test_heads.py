@@ -16,7 +16,7 @@ SEEN_AHEAD = {"sequential": lambda depth: depth, "parallel": lambda depth: 0, "e
 @torch.no_grad()
 def readouts(network, kind: str, tokens: Tensor):
     head = network.heads[kind]
-    return head.readouts(network.trunk, tokens, network.trunk(tokens, taps=head.taps).states)
+    return list(head.readouts(network.trunk, tokens, network.trunk(tokens, taps=head.taps).states))
 
 
 @pytest.mark.parametrize("kind", SEEN_AHEAD)

@@ -301,4 +301,22 @@ def test_a_network_with_one_head_saves_and_loads_that_one(network, tmp_path):
     Network(network.trunk, {"mine": network.heads["parallel"]}).save_pretrained(tmp_path / "network")
     loaded = Network.from_pretrained(tmp_path / "network")
     assert set(loaded.heads) == {"mine"}
-    assert loaded.heads["mine"].options == {"depth": 4, "tap": 3}
+    assert loaded.heads["mine"].options == network.heads["parallel"].options
+
+
+def test_a_config_with_fewer_layers_than_the_file_is_refused(network, tmp_path):
+    """transformers would load it, and say nothing: a trunk cut short."""
+    Network(network.trunk).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
+    with pytest.raises(UserError, match=r"has weights of layer 3, but its config.json says 3 layers"):
+        Network.from_pretrained(tmp_path)
+
+
+def test_a_cast_leaves_the_rotary_frequencies_in_float32():
+    network = tiny_network()
+    rotary = network.trunk.model.model.rotary_emb
+    before = rotary.inv_freq.clone()
+    network.to(torch.bfloat16)
+    assert network.trunk.dtype == torch.bfloat16
+    assert torch.equal(rotary.inv_freq, before)

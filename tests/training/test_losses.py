@@ -1,26 +1,23 @@
+import dataclasses
 import doctest
-import math
+from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtp import UserError
-from training import losses, module, schedule
-from training.losses import (
-    HeadLoss,
-    Objective,
-    Targets,
-    agreement,
-    cross_entropy,
-    feature_distance,
-    targets_at_depth,
-)
+from training import distances, gradients, losses, metrics, schedule, targets
+from training.losses import HeadLoss, Objective
+from training.targets import targets_at_depth
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTED = [losses, schedule, targets, metrics, distances, gradients]
 
 
-@pytest.mark.parametrize("documented", [losses, schedule, module])
+@pytest.mark.parametrize("documented", DOCUMENTED, ids=lambda module: module.__name__)
 def test_the_worked_examples_are_right(documented):
     assert doctest.testmod(documented, extraglobs={"torch": torch}).failed == 0
 
@@ -60,87 +57,8 @@ def test_the_target_at_each_depth_is_the_token_that_far_ahead_in_the_same_docume
 def test_a_packed_row_supervises_exactly_the_targets_inside_its_documents(depth):
     lengths = [1, 2, 7, 4]
     documents = torch.tensor([[d for d, size in enumerate(lengths) for _ in range(size)] + [-1, -1]])
-    targets = targets_at_depth(torch.zeros_like(documents), documents, depth)
-    assert targets.count == sum(max(0, size - 1 - depth) for size in lengths)
-
-
-def random_case(vocab_size=7, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    hidden = torch.randn(2, 5, 4, generator=generator, requires_grad=True)
-    weight = torch.randn(vocab_size, 4, generator=generator, requires_grad=True)
-    labels = torch.randint(vocab_size, (2, 5), generator=generator)
-    labels[0, 2] = labels[1, 4] = losses.IGNORED
-    return hidden, weight, labels
-
-
-@pytest.mark.parametrize("at_once", [7, 21, 2**26])
-def test_cross_entropy_and_its_gradients_do_not_depend_on_the_blocks(monkeypatch, at_once):
-    monkeypatch.setattr(losses, "LOGITS_AT_ONCE", at_once)
-    hidden, weight, labels = random_case()
-    expected = F.cross_entropy((hidden @ weight.T).flatten(0, 1), labels.flatten(), reduction="sum")
-    gradients = torch.autograd.grad(3 * expected, [hidden, weight])
-    found = cross_entropy(hidden, weight, labels)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(3 * found, [hidden, weight]), gradients)
-    with torch.no_grad():
-        torch.testing.assert_close(cross_entropy(hidden, weight, labels), expected)
-
-
-@pytest.mark.parametrize("fixed", ["hidden", "weight"])
-def test_what_needs_no_gradient_gets_none(fixed):
-    hidden, weight, labels = random_case()
-    parts = {"hidden": hidden, "weight": weight}
-    parts[fixed] = parts[fixed].detach()
-    cross_entropy(*parts.values(), labels).backward()
-    assert parts[fixed].grad is None
-    assert all(part.grad is not None for name, part in parts.items() if name != fixed)
-
-
-def test_no_target_at_all_costs_exactly_nothing():
-    hidden, weight, labels = random_case()
-    loss = cross_entropy(hidden, weight, torch.full_like(labels, losses.IGNORED))
-    loss.backward()
-    assert loss == 0
-    assert not hidden.grad.any()
-    assert not weight.grad.any()
-
-
-def test_uniform_logits_cost_ln_v_a_target():
-    labels = torch.tensor([[3, 31, losses.IGNORED, 0]])
-    loss = cross_entropy(torch.randn(1, 4, 8), torch.zeros(32, 8), labels)
-    assert loss.item() / 3 == pytest.approx(math.log(32))
-
-
-def test_half_precision_states_give_float32_losses():
-    hidden, weight, labels = random_case()
-    loss = cross_entropy(hidden.bfloat16(), weight.bfloat16(), labels)
-    assert loss.dtype == torch.float32
-    loss.backward()
-    assert hidden.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("depth", [0, 1, 3, 6])
-def test_a_head_is_compared_with_the_trunks_law_of_the_same_token(depth):
-    hidden, weight, _ = random_case(seed=1)
-    trunk = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(2))
-    valid = torch.rand(2, 5) < 0.8
-    valid[:, max(0, 5 - depth) :] = False
-    found = agreement(hidden, trunk, weight, Targets(torch.zeros(2, 5, dtype=torch.long), valid), depth)
-    same, overlap = 0.0, 0.0
-    for row, i in valid.nonzero().tolist():
-        q, p = (
-            (weight @ hidden[row, i]).detach().softmax(0),
-            (weight @ trunk[row, i + depth]).detach().softmax(0),
-        )
-        same += float(p.argmax() == q.argmax())
-        overlap += float(torch.minimum(p, q).sum())
-    assert found.tolist() == pytest.approx([same, overlap], rel=1e-5)
-
-
-def test_a_head_that_says_what_the_trunk_says_has_alpha_one():
-    hidden, weight, _ = random_case()
-    targets = Targets(torch.zeros(2, 5, dtype=torch.long), torch.ones(2, 5, dtype=torch.bool))
-    assert agreement(hidden, hidden, weight, targets, 0).tolist() == pytest.approx([10, 10])
+    found = targets_at_depth(torch.zeros_like(documents), documents, depth)
+    assert found.count == sum(max(0, size - 1 - depth) for size in lengths)
 
 
 def test_a_head_is_weighted_in_total_or_each_but_not_both():
@@ -151,6 +69,34 @@ def test_a_head_is_weighted_in_total_or_each_but_not_both():
             HeadLoss(**options)
 
 
+def test_medusas_weights_are_powers_of_its_decay():
+    assert HeadLoss(each=0.8, decay=0.8).weights(3) == pytest.approx([0.8, 0.8**2, 0.8**3])
+
+
+def test_fastmtps_weights_are_powers_that_add_up_to_the_total():
+    assert HeadLoss(total=1.0, decay=0.6).weights(3) == pytest.approx([0.51, 0.306, 0.184], abs=1e-3)
+
+
+def test_lambda_falls_for_the_last_share_of_the_steps():
+    loss = HeadLoss(total=0.3, late=0.1, late_share=4.8 / 14.8)  # DeepSeek-V3: 10 T tokens, then 4.8 T
+    assert [loss.weights(1, done=step / 14.8)[0] for step in (0, 9.9, 10.1, 14.7)] == [0.3, 0.3, 0.1, 0.1]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"each": -1.0}, "loss.each=-1.0 is not a number from 0 on"),
+        ({"each": 1.0, "kind": "mse"}, "loss.kind=mse is not one of ce, kl"),
+        ({"each": 1.0, "late_share": 2}, "loss.late_share=2 is not between 0 and 1"),
+        ({"total": "x"}, "loss.total=x is not a number"),
+        ({"total": 1.0, "decay": float("nan")}, "loss.decay=nan"),
+    ],
+)
+def test_a_loss_that_makes_no_sense_is_refused_by_its_key(options, line):
+    with pytest.raises(UserError, match=line):
+        HeadLoss(**options)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -159,6 +105,7 @@ def test_a_head_is_weighted_in_total_or_each_but_not_both():
         ("p_max", 1.5),
         ("e_scale", -1),
         ("rotation", 0),
+        ("gradient_every", 0),
     ],
 )
 def test_an_objective_that_makes_no_sense_is_refused_by_its_key(key, value):
@@ -173,22 +120,12 @@ def test_an_objective_that_makes_no_sense_is_refused_by_its_key(key, value):
         Objective(**options | {key: value})
 
 
-def test_the_distance_of_features_is_smooth_l1_where_there_is_a_target():
-    hidden = torch.zeros(1, 3, 2, requires_grad=True)
-    feature = torch.tensor([[[0.5, 0.0], [3.0, 1.0], [9.0, 9.0]]])
-    distance = feature_distance(hidden, feature, torch.tensor([[True, True, False]]))
-    assert distance.item() == pytest.approx((0.125 + 0.0) / 2 + (2.5 + 0.5) / 2)
-    distance.backward()
-    assert not hidden.grad[0, 2].any()
-
-
-def test_agreement_reads_a_head_with_its_own_matrix():
-    g = torch.Generator().manual_seed(0)
-    state, matrix, own = (torch.randn(*shape, generator=g) for shape in ((1, 6, 4), (9, 4), (9, 4)))
-    tokens = torch.zeros(1, 6, dtype=torch.long)
-    targets = targets_at_depth(tokens, tokens, 0)
-    same, overlap = agreement(state, state, matrix, targets, 0)
-    assert (same, overlap.item()) == (5, pytest.approx(5))
-    p, q = ((state @ m.T).softmax(-1)[:, :-1] for m in (matrix, own))
-    found = agreement(state, state, matrix, targets, 0, own=own)
-    assert found[1].item() == pytest.approx(torch.minimum(p, q).sum().item(), rel=1e-5)
+@pytest.mark.parametrize("name", ["sequential", "parallel", "medusa", "eagle"])
+def test_a_head_yaml_names_every_option_of_its_loss_with_the_default(name):
+    loss = yaml.safe_load((ROOT / "conf" / "head" / f"{name}.yaml").read_text())["loss"]
+    defaults = {field.name: field.default for field in dataclasses.fields(HeadLoss)}
+    recipe = {"total", "each"} | {"medusa": {"decay"}, "eagle": {"kind", "feature"}}.get(name, set())
+    assert set(loss) == set(defaults) - {"eta"} - ({"feature"} - recipe)
+    assert {key: value for key, value in loss.items() if key not in recipe} == {
+        key: defaults[key] for key in set(loss) - recipe
+    }

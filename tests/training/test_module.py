@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader
 
 from mtp import Network, UserError
 from mtp.checkpoint import build_head
-from training.losses import HeadLoss, Objective, cross_entropy, targets_at_depth
-from training.module import Optimization, Training, targets_by_depth
+from training.losses import HeadLoss, Objective
+from training.module import Optimization, Training
+from training.targets import targets_at_depth, targets_by_depth
 
 OBJECTIVE = Objective(e_scale=0.2, curriculum="none", rotation=1, p_max=0.0, dropout_schedule="constant")
 OPTIMIZATION = Optimization(
@@ -46,18 +47,27 @@ def batch(rows: int = 3, length: int = 12, seed: int = 0, vocab_size: int = 64) 
 
 def measured(module: Training, rows: dict[str, torch.Tensor]) -> dict[str, list[float]]:
     """name -> sums of loss, targets, agreement, alpha."""
-    with torch.no_grad():
-        terms = list(module.terms(rows["tokens"], 0))
-        sums = module.measure(terms, targets_by_depth(rows, {term.readout.depth for term in terms}))
-    return {name: value.tolist() for name, value in sums.items()}
+    return {name: value.tolist() for name, value in module.plan.measure(rows, 0).items()}
+
+
+@torch.no_grad()
+def readouts(module: Training, rows: dict[str, torch.Tensor], keep=None) -> dict:
+    """name -> (readout, weight)."""
+    plan, found = module.plan, {}
+    states = plan.states(rows, keep)
+    for family in plan.families(rows["tokens"], 0):
+        for readout, weight in zip(family.readouts(states), family.weights, strict=True):
+            found[family.full_name(readout)] = (readout, weight)
+    return found
+
+
+def scales(module: Training, rows: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+    return dict(enumerate(1 / module.plan.counts(rows).clamp(min=1)))
 
 
 def gradients(module: Training, rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     module.zero_grad()
-    terms = list(module.terms(rows["tokens"], 0))
-    targets = targets_by_depth(rows, set(range(5)))
-    scales = {depth: 1 / target.count.clamp(min=1) for depth, target in targets.items()}
-    module.loss(terms, targets, scales).backward()
+    module.plan.backward(rows, 0, scales(module, rows))
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
@@ -72,14 +82,14 @@ def test_every_head_learns_the_token_that_far_ahead():
     rows = {"tokens": tokens, "documents": torch.zeros_like(tokens)}
     module = fit(training(Network(trunk, heads), max_steps=120, lr=1e-2), [rows])
     with torch.no_grad():
-        for term in module.terms(tokens, 0):
-            said = trunk.lm_head(term.readout.hidden).argmax(-1)
-            targets = targets_at_depth(tokens, rows["documents"], term.readout.depth)
+        for name, (readout, weight) in readouts(module, rows).items():
+            said = trunk.lm_head(readout.hidden).argmax(-1)
+            targets = targets_at_depth(tokens, rows["documents"], readout.depth)
             right = (said == targets.tokens)[targets.valid].float().mean()
-            if term.weight == 0:  # the exit after the first layer: e(0) = 0 in the paper
+            if weight == 0:  # the exit after the first layer: e(0) = 0 in the paper
                 continue
-            assert right > 0.99, term.name
-            assert said[0, 10] == (10 + 1 + term.readout.depth) % 8, term.name
+            assert right > 0.99, name
+            assert said[0, 10] == (10 + 1 + readout.depth) % 8, name
 
 
 @pytest.mark.parametrize("name", ["sequential", "parallel", "early_exit"])
@@ -191,13 +201,10 @@ def gradients_agree(network: Network, rows: dict[str, torch.Tensor]) -> bool:
     """Sums over rows with the whole batch's counts are the whole batch's gradients."""
     module = training(network)
     whole = gradients(module, rows)
-    targets = targets_by_depth(rows, set(range(5)))
-    scales = {depth: 1 / target.count.clamp(min=1) for depth, target in targets.items()}
     module.zero_grad()
     for row in range(len(rows["tokens"])):
         part = {key: value[row : row + 1] for key, value in rows.items()}
-        terms = list(module.terms(part["tokens"], 0))
-        module.loss(terms, targets_by_depth(part, set(range(5))), scales).backward()
+        module.plan.backward(part, 0, scales(module, rows))
     return all(
         torch.allclose(p.grad, whole[name], rtol=1e-4, atol=1e-6)
         for name, p in module.named_parameters()
@@ -208,8 +215,7 @@ def gradients_agree(network: Network, rows: dict[str, torch.Tensor]) -> bool:
 def test_the_exit_loss_is_the_papers_and_takes_the_place_of_the_trunks_own():
     network, rows = tiny_network(), batch()
     module = training(network, {"early_exit": None})
-    terms = list(module.terms(rows["tokens"], 0))
-    weights = {term.name: term.weight for term in terms}
+    weights = {name: weight for name, (_, weight) in readouts(module, rows).items()}
     scales = [0, 0.2, 0.6, 3 + 0.2 * 3]  # L = 4
     expected = dict(
         zip(["early_exit/layer1", "early_exit/layer2", "early_exit/layer3", "trunk"], scales, strict=True)
@@ -217,7 +223,8 @@ def test_the_exit_loss_is_the_papers_and_takes_the_place_of_the_trunks_own():
     assert weights == pytest.approx({name: scale / sum(scales) for name, scale in expected.items()})
     states = network.trunk(rows["tokens"], taps=(2,), logits=False).states
     labels = targets_at_depth(rows["tokens"], rows["documents"], 0).labels
-    by_hand = cross_entropy(network.trunk.norm(states[2]), network.trunk.model.lm_head.weight, labels)
+    logits = network.trunk.unembed(states[2]).flatten(0, 1)
+    by_hand = torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="sum")
     assert measured(module, rows)["early_exit/layer2"][0] == pytest.approx(by_hand.item(), rel=1e-5)
 
 
@@ -226,12 +233,12 @@ def test_layer_dropout_reaches_what_the_heads_read():
     module = training(network)
     keep = torch.ones(4, 3, dtype=torch.bool)
     keep[1:, 1] = False
-    with torch.no_grad():
-        whole, dropped = (list(module.terms(rows["tokens"], 0, k)) for k in (None, keep))
-    for one, two in zip(whole, dropped, strict=True):
-        assert torch.allclose(one.readout.hidden[[0, 2]], two.readout.hidden[[0, 2]], atol=1e-5)
-        if one.name not in ("early_exit/layer1",):
-            assert not torch.allclose(one.readout.hidden[1], two.readout.hidden[1], atol=1e-3), one.name
+    whole, dropped = (readouts(module, rows, k) for k in (None, keep))
+    for name, (one, _) in whole.items():
+        two = dropped[name][0]
+        assert torch.allclose(one.hidden[[0, 2]], two.hidden[[0, 2]], atol=1e-5)
+        if name != "early_exit/layer1":
+            assert not torch.allclose(one.hidden[1], two.hidden[1], atol=1e-3), name
 
 
 @pytest.mark.parametrize("precision", ["32", "bf16-mixed"])
@@ -263,3 +270,145 @@ def test_weight_decay_is_for_matrices_only():
     assert all(p.ndim >= 2 for p in decayed["params"])
     assert spared["weight_decay"] == 0
     assert all(p.ndim == 1 for p in spared["params"])
+
+
+def test_states_from_disk_stand_in_for_a_frozen_trunk():
+    """The trunk is not run: its layers are gone, and the gradients are the same."""
+    rows, losses = batch(), {"parallel": HeadLoss(each=1.0), "sequential": HeadLoss(each=1.0, kind="kl")}
+    network = tiny_network()
+    module = training(network, losses, frozen=True)
+    wanted, plain = gradients(module, rows), measured(module, rows)
+    with torch.no_grad():
+        given = network.trunk(rows["tokens"], taps=module.taps, logits=False).states
+    brought = rows | {f"state_{tap}": state for tap, state in given.items()}
+    for layer in network.trunk.layers:
+        torch.nn.init.constant_(layer.mlp.down_proj.weight, float("nan"))
+    found = gradients(module, brought)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(found[name], value), name
+    assert measured(module, brought) == plain
+    fit(module, [brought])
+
+
+def test_states_from_disk_are_refused_where_they_cannot_be_used():
+    rows = batch()
+    rows["state_4"] = torch.zeros(3, 12, 32)
+    with pytest.raises(UserError, match="only a frozen trunk can be given"):
+        gradients(training(tiny_network()), rows)
+    with pytest.raises(UserError, match="but not state_3"):
+        gradients(training(tiny_network(), {"parallel": HeadLoss(each=1.0)}, frozen=True), rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "line"),
+    [
+        ("sequential", None, "has weights of its own"),
+        ("early_exit", HeadLoss(each=1.0), "no weights of its own"),
+    ],
+)
+def test_a_loss_that_does_not_fit_its_head_is_refused(name, loss, line):
+    with pytest.raises(UserError, match=f"heads.{name}.loss .*{line}"):
+        training(tiny_network(), {name: loss})
+
+
+@pytest.mark.parametrize("adapter", ["norm", 8])
+def test_an_adapter_makes_an_exit_of_a_frozen_trunk_better(adapter):
+    trunk, rows = tiny_trunk(), batch()
+    before = {name: value.clone() for name, value in trunk.state_dict().items()}
+    network = Network(trunk, {"early_exit": build_head("early_exit", trunk, exit_layer=2, adapter=adapter)})
+    losses = {"early_exit": HeadLoss(each=1.0, kind="kl")}
+    module = training(network, losses, frozen=True, max_steps=40, lr=3e-2)
+    alpha = measured(module, rows)["early_exit/layer2"][3]
+    fit(module, [rows])
+    assert measured(module, rows)["early_exit/layer2"][3] > alpha + 1
+    assert all(torch.equal(value, before[name]) for name, value in trunk.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", ["kl", "reverse_kl", "tv", "lk", "hybrid", "tv_chain", "accept"])
+def test_every_loss_of_acceptance_raises_it(kind):
+    network, rows = tiny_network(), batch()
+    losses = {"parallel": HeadLoss(each=1.0, kind=kind)}
+    module = training(network, losses, frozen=True, max_steps=30, lr=1e-2)
+    before = measured(module, rows)["parallel/depth1"]
+    fit(module, [rows])
+    after = measured(module, rows)["parallel/depth1"]
+    assert after[3] / after[1] > before[3] / before[1] + 0.1
+
+
+def test_a_draft_vocabulary_of_all_tokens_trains_as_none_does():
+    rows, found = batch(), []
+    for vocabulary in (None, 64):
+        trunk = tiny_trunk()
+        network = Network(trunk, {"parallel": build_head("parallel", trunk, draft_vocab=vocabulary)})
+        found.append(gradients(training(network, {"parallel": HeadLoss(each=1.0)}), rows))
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value)
+
+
+def test_a_small_draft_vocabulary_is_learned_within_its_limits():
+    trunk, rows = tiny_trunk(), batch()
+    network = Network(trunk, {"parallel": build_head("parallel", trunk, depth=2, draft_vocab=16)})
+    module = training(
+        network, {"parallel": HeadLoss(each=1.0, kind="tv")}, frozen=True, max_steps=40, lr=1e-2
+    )
+    before = measured(module, rows)["parallel/depth1"]
+    with torch.no_grad():
+        p = trunk(rows["tokens"]).logits.softmax(-1)[:, 1:-1]
+        most = p[..., :16].sum().item()  # nothing else can be drafted
+    fit(module, [rows])
+    after = measured(module, rows)["parallel/depth1"]
+    assert before[3] < after[3] <= most
+
+
+def test_the_log_says_what_every_head_does_to_the_trunk():
+    told: dict[str, float] = {}
+    module = training(tiny_network(), objective=replace(OBJECTIVE, gradient_every=2))
+    module.reports = [lambda step, values: told.update(values)]
+    fit(module, [batch()])
+    for name in ("trunk", "sequential", "parallel", "early_exit"):
+        keys = ("tap_gradient_median", "tap_gradient_p99", "tap_gradient_spikes", "weight_gradient_norm")
+        assert all(told[f"train/{name}/{key}"] >= 0 for key in keys)
+        for key in ("tap_gradient_cosine", "weight_gradient_cosine"):
+            assert name == "trunk" or -1 <= told[f"train/{name}/{key}"] <= 1
+
+
+def test_comparing_gradients_changes_no_weight():
+    networks = [tiny_network(), tiny_network()]
+    for network, every in zip(networks, (None, 1), strict=True):
+        objective = replace(OBJECTIVE, gradient_every=every, p_max=0.5)
+        fit(training(network, objective=objective), [batch()])
+    for one, two in zip(networks[0].parameters(), networks[1].parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_bf16_true_training_keeps_the_rotary_frequencies_in_float32():
+    network = tiny_network()
+    rotary = network.trunk.model.model.rotary_emb
+    kept = rotary.inv_freq.clone()
+    seen = []
+    module = training(network, {"sequential": HeadLoss(total=0.3), "parallel": HeadLoss(each=1.0, kind="tv")})
+    module.on_train_batch_end = lambda *_: seen.append((network.trunk.dtype, rotary.inv_freq.clone()))
+    fit(module, [batch()], precision="bf16-true")
+    assert [dtype for dtype, _ in seen] == [torch.bfloat16] * 5
+    assert all(torch.equal(frequencies, kept) for _, frequencies in seen)
+    assert all(value.isfinite().all() for value in network.state_dict().values())
+
+
+def test_under_autocast_every_weight_still_gets_its_gradient():
+    """Autocast keeps casts of weights; one made without a graph must not serve where a graph is needed."""
+    network, rows = tiny_network(), batch()
+    losses = LOSSES | {"medusa": HeadLoss(each=1.0, kind="accept"), "eagle": HeadLoss(each=1.0, feature=1.0)}
+    losses["sequential"] = HeadLoss(each=1.0, kind="tv_chain")
+    module = training(network, losses)
+    plain = gradients(module, rows)
+    module.zero_grad()
+    sums: dict = {}
+    with torch.autocast("cpu", torch.bfloat16):
+        for row in range(3):
+            part = {key: value[row : row + 1] for key, value in rows.items()}
+            module.plan.backward(part, 0, scales(module, rows), sums=sums)
+    for name, parameter in module.named_parameters():
+        if plain[name].norm() > 1e-2:
+            size = (parameter.grad.norm() / plain[name].norm()).item()
+            assert 0.8 < size < 1.25, (name, size)

@@ -1,6 +1,5 @@
 """Heads with a matrix of their own (Medusa) or a state to foretell (EAGLE) learn it; the trunk stays."""
 
-import pytest
 import torch
 from lightning.pytorch import Trainer
 from tiny import tiny_network, tiny_trunk
@@ -9,8 +8,9 @@ from torch.utils.data import DataLoader
 from decoding import generate
 from mtp import Network
 from mtp.checkpoint import build_head
-from training.losses import HeadLoss, Objective, targets_at_depth
-from training.module import Optimization, Training, targets_by_depth
+from training.losses import HeadLoss, Objective
+from training.module import Optimization, Training
+from training.targets import targets_at_depth
 
 OBJECTIVE = {
     "e_scale": 0.2,
@@ -49,12 +49,13 @@ def test_they_learn_and_then_draft_what_the_trunk_says():
     module = training(Network(trunk, heads), steps=100)
     fit(module, rows)
     with torch.no_grad():
-        for term in module.terms(rows["tokens"], 0):
-            readout = term.readout
+        states = module.plan.states(rows)
+        families = list(module.plan.families(rows["tokens"], 0))
+        for name, readout in ((f.name, r) for f in families for r in f.readouts(states)):
             matrix = trunk.model.lm_head.weight if readout.matrix is None else readout.matrix
             targets = targets_at_depth(rows["tokens"], rows["documents"], readout.depth)
             right = ((readout.hidden @ matrix.T).argmax(-1) == targets.tokens)[targets.valid]
-            assert right.float().mean() > 0.99, term.name
+            assert right.float().mean() > 0.99, name
     network = module.network.eval()
     for name in LOSSES:
         (out,) = generate(network, [0, 1, 2, 3, 4, 5], drafter=name, num_draft_tokens=3, max_new_tokens=12)
@@ -64,9 +65,7 @@ def test_they_learn_and_then_draft_what_the_trunk_says():
 
 def gradients(module, rows):
     module.zero_grad()
-    terms = list(module.terms(rows["tokens"], 0))
-    targets = targets_by_depth(rows, set(range(5)))
-    module.loss(terms, targets, {k: 1 / t.count.clamp(min=1) for k, t in targets.items()}).backward()
+    module.plan.backward(rows, 0, dict(enumerate(1 / module.plan.counts(rows).clamp(min=1))))
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
 
 
@@ -90,16 +89,17 @@ def test_detached_they_leave_the_trunk_exactly_as_without_them():
     assert detached["network.heads.eagle.fc.weight"].any()
 
 
-def test_the_loss_is_the_weighted_sum_of_cross_entropy_and_distance():
+def test_the_gradient_is_that_of_the_weighted_sum_of_cross_entropy_and_distance():
     network, rows = tiny_network(), alphabet()
     module = training(network, {"eagle": HeadLoss(each=0.1, feature=1.0)}, frozen=True)
-    with torch.no_grad():
-        terms = list(module.terms(rows["tokens"], 0))
-        targets = targets_by_depth(rows, {0, 1})
-        found = module.loss(terms, targets, {k: 1 / t.count for k, t in targets.items()})
-        readout = terms[1].readout
-        logits, label = network.trunk.lm_head(readout.hidden)[:, :-2], rows["tokens"][:, 2:]
-        entropy = torch.nn.functional.cross_entropy(logits.flatten(0, 1), label.flatten())
-        states = network.trunk(rows["tokens"], taps=(4,), logits=False).states[4]
-        distance = torch.nn.functional.smooth_l1_loss(readout.hidden[:, :-2], states[:, 1:-1])
-    assert found.item() == pytest.approx((0.1 * entropy + distance).item(), rel=1e-4)
+    found = gradients(module, rows)
+    module.zero_grad()
+    states = network.trunk(rows["tokens"], taps=(4,), logits=False).states
+    (readout,) = network.heads["eagle"].readouts(network.trunk, rows["tokens"], states)
+    logits, label = network.trunk.lm_head(readout.hidden)[:, :-2], rows["tokens"][:, 2:]
+    entropy = torch.nn.functional.cross_entropy(logits.flatten(0, 1), label.flatten())
+    distance = torch.nn.functional.smooth_l1_loss(readout.hidden[:, :-2], states[4][:, 1:-1])
+    (0.1 * entropy + distance).backward()
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-6)

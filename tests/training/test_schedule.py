@@ -83,5 +83,20 @@ def test_the_learning_rate_is_a_function_of_the_step():
     assert rates[110] == pytest.approx(0.1)
 
 
+def test_processes_drop_what_one_with_all_rows_drops():
+    rates = [0.0, 0.3, 0.9]
+    whole = kept_layers(rates, 12, seed=3, step=5)
+    parts = [kept_layers(rates, 4, seed=3, step=5, place=(process, 3)) for process in range(3)]
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+    assert not torch.equal(parts[0], parts[1])
+
+
+def test_every_row_is_dropped_on_its_own():
+    keep = kept_layers([0.5, 0.5], 4000, seed=0, step=0).float()
+    both = (keep[0] * keep[1]).mean().item()
+    assert both == pytest.approx(0.25, abs=0.03)  # 4 standard deviations
+    assert (keep[0, 1:] * keep[0, :-1]).mean().item() == pytest.approx(0.25, abs=0.03)
+
+
 def test_no_warmup_starts_at_the_peak():
     assert learning_rate_factor(0, warmup_steps=0, max_steps=10, floor=0.0) == 1

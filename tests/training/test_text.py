@@ -147,8 +147,25 @@ def test_a_saved_dataset_is_read_from_its_folder(tmp_path):
     assert "record 0" in refusal(HubDataset(str(tmp_path / "one"), field="n"))
 
 
+def test_a_stream_gives_its_first_records_and_needs_to_know_how_many(monkeypatch):
+    def load_dataset(path, name, split, streaming):
+        rows = datasets.Dataset.from_dict(
+            {"text": ["a", "b", "c"], "talk": [[{"role": "user", "content": "x"}]] * 3}
+        )
+        return rows.to_iterable_dataset() if streaming else rows
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for streaming in (False, True):
+        found = HubDataset("owner/name", streaming=streaming, records=2).documents()
+        assert found == [Document("train:0", "a"), Document("train:1", "b")]
+    assert "needs data.source.records" in refusal(HubDataset("owner/name", streaming=True))
+    assert "records=0" in refusal(HubDataset("owner/name", records=0))
+    talks = HubDataset("owner/name", field="talk", records=1).documents()
+    assert talks == [Document("train:0", "x", messages=[{"role": "user", "content": "x"}])]
+
+
 def test_a_dataset_is_otherwise_loaded_by_name_and_its_failure_told_in_one_line(monkeypatch, tmp_path):
-    def load_dataset(path, name, split):
+    def load_dataset(path, name, split, streaming):
         if path == "owner/broken":
             raise ValueError("first line\nsecond line")
         return datasets.Dataset.from_dict({"text": [f"{path} {name} {split}"]})

@@ -1,0 +1,110 @@
+"""Builds kernel.cpp for this machine, once, and says how it is called.
+
+The result lies in the user's cache folder, under a name made of all that it depends on.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mtp.errors import UserError
+
+SOURCE = Path(__file__).with_name("kernel.cpp")
+# No library is linked: OpenMP's functions are found in the runtime that torch has loaded, and threads shared.
+FLAGS = (
+    "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti",
+    "-fno-math-errno", "-nodefaultlibs",
+)  # fmt: skip
+
+
+class Matrix(Structure):
+    """kernel.cpp's struct of that name."""
+
+    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]
+
+
+class Layer(Structure):
+    """kernel.cpp's struct of that name."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("first_norm", "second_norm", "query_norm", "key_norm")),
+        *((name, c_int64) for name in ("hidden", "inner", "queries", "keys", "size")),
+        ("epsilon", c_float),
+        ("scale", c_float),
+    ]
+
+
+def why_not(device: torch.device, dtype: torch.dtype, config: Any) -> str | None:
+    """Why there is no kernel for a trunk, or None where there is one."""
+    if device.type != "cpu" or dtype != torch.float32:
+        kind = str(dtype).removeprefix("torch.")
+        return f"the kernel is for float32 on a CPU, and this network is {kind} on {device.type}"
+    if config.hidden_act != "silu":
+        return f"the kernel knows the activation silu only, and this network has {config.hidden_act}"
+    if platform.system() != "Linux":
+        return f"the kernel is for Linux, and this is {platform.system()}"
+    if compiler() is None:
+        return "there is no C++ compiler (g++ or what CXX names) to build the kernel with"
+    return None
+
+
+def compiler() -> str | None:
+    return shutil.which(os.environ.get("CXX", "g++"))
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The kernel, built unless the cache folder has it; UserError where the compiler fails."""
+    path = cache_folder() / f"kernel-{build_key()}.so"
+    if not path.is_file():
+        build(path)
+    lib, number, pointer = ctypes.CDLL(str(path)), c_int64, c_void_p
+    lib.product.argtypes = [POINTER(Matrix), number, pointer, pointer]
+    lib.project.argtypes = [POINTER(Layer), number, number, *[pointer] * 5]
+    lib.finish.argtypes = [
+        POINTER(Layer), *[number] * 3, *[pointer] * 4, number, number, pointer, number, pointer, pointer,
+    ]  # fmt: skip
+    for function in (lib.product, lib.project, lib.finish):
+        function.restype = None
+    return lib
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mtp"
+
+
+def build_key() -> str:
+    """Of the source, the compiler and the processor: what the built kernel depends on."""
+    version = subprocess.run([str(compiler()), "--version"], capture_output=True, check=False).stdout
+    cpu = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    features = [line for line in cpu if line.startswith(("flags", "Features", "model name"))]
+    parts = (SOURCE.read_bytes(), version, "\n".join((*FLAGS, *features)).encode())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def build(path: Path) -> None:
+    """Compile kernel.cpp to `path`, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder) / path.name
+        done = subprocess.run(
+            [str(compiler()), *FLAGS, str(SOURCE), "-o", str(built)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            line = (done.stderr.strip().splitlines() or ["no message"])[0]
+            raise UserError(f"compile: {compiler()} cannot build the kernel ({line[:160]})")
+        os.replace(built, path)

@@ -1,0 +1,28 @@
+"""A small random trunk of any supported architecture."""
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from mtp import Trunk
+
+LAYERS = 3
+
+
+def config_of(model_type: str, **options):
+    sizes = {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3,
+        "max_position_embeddings": 64, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    return AutoConfig.for_model(model_type, **sizes | options)
+
+
+def trunk_of(model_type: str, **options) -> Trunk:
+    """Random weights everywhere, the norms' too, so that a norm left out would show."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config_of(model_type, **options)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.copy_(torch.rand_like(parameter) + 0.5)
+    return Trunk(model)
