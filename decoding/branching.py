@@ -1,58 +1,103 @@
 """Draft trees whose shape is fixed before anything is drawn.
 
-Shapes: B rows, N draft nodes, C siblings, V vocabulary.
+Shapes: B rows, N draft nodes, K nodes of one depth, C siblings, V vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from decoding.draft import Context, Draft
-from mtp import UserError
+from decoding.draft import Context, Draft, chain
+from decoding.shape import Shape
 
-Level = list[tuple[int, Tensor]]  # nodes of one depth, each with the drafted tokens [B, depth] down to it
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """Nodes of one depth, whose children come next."""
+
+    tokens: Tensor  # [B, K]
+    above: Tensor  # [B, K] which node of the level before is the parent; on any device
+
+
+class Chain:
+    """A draft without branches that grows token by token."""
+
+    def __init__(self, context: Context):
+        self.context = context
+        self.tokens: list[Tensor] = []  # [B] each
+        self.laws: list[Tensor | None] = []  # [B, V] each
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Logits [B, V] at the last node -> the token [B] after it."""
+        nothing = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
+        law = self.context.law(logits, torch.stack(self.tokens, dim=1) if self.tokens else nothing)
+        depth = len(self.tokens) + 1
+        token, q = self.context.draw(law, depth, depth)
+        self.tokens.append(token)
+        self.laws.append(q)
+        return token
+
+    def draft(self, room: list[int]) -> Draft:
+        """What was drawn; nodes beyond a row's room are unused."""
+        return chain(self.tokens, self.laws, room)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A node whose children may come next."""
+
+    node: int
+    ranks: tuple[int, ...]  # its name in the shape
+    path: Tensor  # [B, depth] the drafted tokens to it
 
 
 class Branches:
-    """A draft that grows level by level: every node at depth k-1 gets `widths[k-1]` children (rule 6).
+    """A draft that grows level by level: every node gets as many children as `shape` says (rule 6).
 
-    That is the whole product tree, numbered level by level; widths [2, 1, 2] have parents 0 0, 1 2,
-    3 3 4 4. Depths of which widths say nothing have one child each, so that without widths it is a chain.
+    Nodes are numbered level by level; widths [2, 1, 2] have parents 0 0, 1 2, 3 3 4 4.
     """
 
-    def __init__(self, widths: Sequence[int], context: Context):
-        self.widths, self.context = widths, context
+    def __init__(self, shape: Shape, context: Context):
+        self.shape, self.context = shape, context
         self.parents: list[int] = []
         self.depths: list[int] = []
         self.tokens: list[Tensor] = []  # [B, C] each
         self.laws: list[Tensor] = []  # [B, C, V] each
-        self.level: Level = []  # the deepest nodes
+        self.deepest: list[Leaf] = []
 
-    def grow(self, logits: Sequence[Tensor]) -> None:
-        """Draw the children of every node of the deepest level, from logits [B, V] for each of them."""
+    def expand(self, logits: Tensor) -> Level:
+        """Logits [B, K, V] of the level that was returned last (of the root at first) -> its children."""
         if not self.parents:
-            self.level = [(0, torch.empty(len(logits[0]), 0, dtype=torch.long, device=logits[0].device))]
-        above, self.level = self.level, []
-        for (parent, path), scores in zip(above, logits, strict=True):
-            self._children(parent, path, scores)
+            nothing = torch.empty(len(logits), 0, dtype=torch.long, device=logits.device)
+            self.deepest = [Leaf(0, (), nothing)]
+        above, self.deepest = self.deepest, []
+        counts = [self.shape.children(leaf.ranks) for leaf in above]
+        for leaf, count, scores in zip(above, counts, logits.unbind(1), strict=True):
+            if count:
+                self._children(leaf, count, scores)
+        place = torch.arange(len(above)).repeat_interleave(torch.tensor(counts))
+        lines = [leaf.path[:, -1] for leaf in self.deepest]
+        tokens = torch.stack(lines, dim=1) if lines else logits.new_empty(len(logits), 0, dtype=torch.long)
+        return Level(tokens, place.expand(len(tokens), -1))
 
-    def _children(self, parent: int, path: Tensor, logits: Tensor) -> None:
-        depth = path.shape[1] + 1
-        width = self.widths[depth - 1] if depth <= len(self.widths) else 1
-        first = len(self.parents) + 1
-        law = self.context.law(logits, path)
-        if width == 1:
+    def _children(self, leaf: Leaf, count: int, logits: Tensor) -> None:
+        depth, first = len(leaf.ranks) + 1, len(self.parents) + 1
+        law = self.context.law(logits, leaf.path)
+        if count == 1:
             token, law_drawn = self.context.draw(law, depth, first)
             tokens, q = token[:, None], None if law_drawn is None else law_drawn[:, None]
         else:
-            tokens, q = self.context.draw_siblings(law, logits, depth, range(first, first + width))
+            tokens, q = self.context.draw_siblings(law, logits, depth, range(first, first + count))
         self.tokens.append(tokens)
         self.laws += [] if q is None else [q]
-        self.parents += [parent] * width
-        self.depths += [depth] * width
-        self.level += [(first + c, torch.cat([path, tokens[:, c : c + 1]], 1)) for c in range(width)]
+        self.parents += [leaf.node] * count
+        self.depths += [depth] * count
+        self.deepest += [
+            Leaf(first + c, (*leaf.ranks, c), torch.cat([leaf.path, tokens[:, c : c + 1]], 1))
+            for c in range(count)
+        ]
 
     def draft(self, room: list[int]) -> Draft:
         """What was drawn; nodes deeper than a row's room are unused."""
@@ -62,29 +107,13 @@ class Branches:
         return Draft(tokens, parents, torch.cat(self.laws, dim=1) if self.laws else None)
 
 
-def draw_tree(logits: Iterable[Tensor], widths: Sequence[int], context: Context, room: list[int]) -> Draft:
+def draw_tree(logits: Iterable[Tensor], shape: Shape, context: Context, room: list[int]) -> Draft:
     """A draft from one [B, V] of logits a depth, where no path changes what a head says.
 
     Laws may depend on the path still, through a row's processors, so every node with children has its own.
     """
-    branches = Branches(widths, context)
+    branches, count = Branches(shape, context), 1
     for scores in logits:
-        branches.grow([scores] * max(1, len(branches.level)))
+        if count:
+            count = branches.expand(scores[:, None].expand(-1, count, -1)).tokens.shape[1]
     return branches.draft(room)
-
-
-def read_widths(drafter: str, widths: Any, vocab_size: int) -> tuple[int, ...]:
-    """Children of a node by depth, as a user says them; None is a chain."""
-    several = isinstance(widths, Sequence) and not isinstance(widths, str)  # a list, or OmegaConf's own
-    found = () if widths is None else tuple(widths) if several else (widths,)
-    if (widths is not None and not found) or not all(map(is_width, found)):
-        raise UserError(f"drafter={drafter}: widths={widths!r} is not a list of whole numbers of at least 1")
-    if max(found, default=0) > vocab_size:
-        raise UserError(
-            f"drafter={drafter}: widths={list(found)} is a tree wider than the vocabulary of {vocab_size}"
-        )
-    return found
-
-
-def is_width(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

@@ -6,13 +6,11 @@ from statistics import median
 from typing import Any
 
 from decoding.acceptance import total
-from decoding.draft import Autoregressive, Drafter
-from decoding.generate import Completion, generate
+from decoding.contest import Build, Contender, Ours, Run, race, same, seconds, warm_up
+from decoding.draft import Autoregressive
 from decoding.report import repeated_4grams
-from decoding.timed import Timed
+from decoding.rows import Completion
 from mtp import Network
-
-WARM_UP_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +26,42 @@ class Trial:
 
 
 def compare(
-    network: Network, drafter: Drafter, prompts: Iterable[list[int]], *, repeats: int, **options: Any
+    network: Network,
+    build: Build,
+    prompts: Iterable[list[int]],
+    *,
+    repeats: int,
+    max_new_tokens: int,
+    **options: Any,
 ) -> list[Trial]:
-    """Decode every prompt `repeats` times plainly and with the drafter; options are generate's."""
-    timed = Timed(drafter)
+    """Decode every prompt `repeats` times plainly and with what `build` builds for each run.
+
+    options are generate's.
+    """
+    contenders: list[Contender] = [
+        Ours("plain", network, Autoregressive, **options),
+        Ours("drafted", network, build, stopwatch=True, **options),
+    ]
     trials: list[Trial] = []
     for prompt in prompts:
         if not trials:
-            for warm in (timed, Autoregressive()):
-                generate(network, prompt, drafter=warm, **options | {"max_new_tokens": WARM_UP_TOKENS})
-        trials.append(trial(network, timed, prompt, repeats=repeats, **options))
+            warm_up(contenders, prompt)
+        runs = race(contenders, prompt, max_new_tokens, repeats)
+        trials.append(trial(runs["drafted"], runs["plain"]))
     return trials
 
 
-def trial(network: Network, timed: Timed, prompt: list[int], *, repeats: int, **options: Any) -> Trial:
-    drafted: list[Completion] = []
-    plain: list[Completion] = []
-    inside: list[float] = []
-    for repeat in range(repeats):
-        # Who goes first changes, so that a machine that slows down or speeds up favours nobody.
-        for turn in (repeat, repeat + 1):
-            if turn % 2:
-                drafted += generate(network, prompt, drafter=timed, **options)
-                inside.append(timed.seconds)
-            else:
-                plain += generate(network, prompt, drafter=Autoregressive(), **options)
+def trial(drafted: list[Run], plain: list[Run]) -> Trial:
+    first, first_plain = drafted[0].completion, plain[0].completion
+    assert first is not None
+    assert first_plain is not None
     return Trial(
-        drafted=drafted[0],
-        plain=plain[0],
-        identical=all(completion.token_ids == plain[0].token_ids for completion in drafted + plain),
-        seconds=median(completion.seconds for completion in drafted),
-        plain_seconds=median(completion.seconds for completion in plain),
-        draft_seconds=median(inside),
+        drafted=first,
+        plain=first_plain,
+        identical=same(drafted, plain),
+        seconds=seconds(drafted),
+        plain_seconds=seconds(plain),
+        draft_seconds=median(run.draft_seconds or 0.0 for run in drafted),
     )
 
 

@@ -38,7 +38,8 @@ class StepContext:
         self.sampling, self.seeds, self.room, self.step = sampling, seeds, room, step
         self.texts, self.coupled = texts, coupled
         self.ruled = [(row, some) for row, some in enumerate(rules) if some]
-        self.draws = None if coupled else self._draws(num_draft_tokens + 1)
+        self.certain = coupled or sampling.all_greedy  # every law is a one-hot: nothing is left to chance
+        self.draws = None if self.certain else self._draws(num_draft_tokens + 1)
 
     def law(self, logits: Tensor, path: Tensor) -> Tensor:
         if self.ruled:
@@ -49,12 +50,14 @@ class StepContext:
         return law(logits[:, None], self.sampling)[:, 0]
 
     def draw(self, law: Tensor, depth: int, node: int) -> tuple[Tensor, Tensor | None]:
+        if self.coupled:
+            law = coupled_law(law, self.seeds, self.position(depth - 1))
         if self.draws is None:
-            return coupled_law(law, self.seeds, self.position(depth - 1)).argmax(-1), None
+            return law.argmax(-1), None
         if node >= self.draws.shape[1]:  # a tree has more nodes than the depths that were asked for
             self.draws = self._draws(2 * node)
         tokens = draw(law, self.draws[:, node])
-        return tokens, None if self.sampling.all_greedy else law
+        return tokens, law
 
     def _draws(self, count: int) -> Tensor:
         return noise.uniforms(self.seeds, self.step, noise.DRAFT, count)
@@ -115,6 +118,8 @@ class StepContext:
 
         That one has a role of its own: N is the longest draft of the batch, and a row must not depend on it.
         """
+        if self.certain:
+            return torch.zeros(len(self.seeds), draft.tokens.shape[1] + 1, device=self.seeds.device)
         tests = noise.uniforms(self.seeds, self.step, noise.ACCEPT, draft.tokens.shape[1])
         return torch.cat([tests, noise.uniforms(self.seeds, self.step, noise.NEXT, 1)], dim=1)
 

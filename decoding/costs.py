@@ -1,10 +1,13 @@
-"""What a step costs here, by the number of tokens drafted: a few dozen calls, every draft rejected.
+"""What a step costs here, by the number of tokens drafted: a few dozen steps, every draft rejected.
 
 The steps run in the real loop with the real drafter, so that scoring the wider block, what an early exit gets
 back, and what a verifier computes are all in the time.
 """
 
+import copy
 import dataclasses
+import time
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -12,13 +15,15 @@ from torch import Tensor
 
 from decoding.cache import KVCache
 from decoding.draft import Context, Draft, Drafter, Verdict
-from decoding.draft_length import Costs
-from decoding.generate import VERIFIERS, Verifier, decode, new_row
+from decoding.draft_length import CHOICES, Costs
+from decoding.loop import VERIFIERS, Verifier, decode
 from decoding.replay import Text
-from decoding.rows import Row
+from decoding.rows import Row, new_row
 from mtp import Network
 
 WARM, CALLS = 1, 5  # steps before the clock counts, steps that count, for every length
+# For automatic length: which lengths are timed, how often, and how much of a prompt stands before them.
+LENGTHS, FEW, TAIL = (0, 1, 4, CHOICES[-1]), 3, 32
 
 
 class Filled:
@@ -47,42 +52,65 @@ class Filled:
 
 
 class Rehearsal:
-    """Draft length and verdict of a run whose drafts are all rejected once the verifier has had its say."""
+    """Draft lengths and verdicts of a run whose drafts are all rejected once the verifier has had its say.
 
-    def __init__(self, length: int, verifier: Verifier, last: int, costs: Costs):
-        self.most, self.verifier, self.last, self.costs = length, verifier, last, costs
-        self.step = 0
+    Every length is asked for WARM + calls times; a step lasts from one question to the next.
+    """
+
+    learns = False
+
+    def __init__(self, lengths: Sequence[int], calls: int, verifier: Verifier, last: int):
+        self.most, self.verifier, self.last, self.costs = max(lengths), verifier, last, Costs()
+        self.plan = [(length, call >= WARM) for length in lengths for call in range(WARM + calls)]
+        self.step, self.began = 0, 0.0
 
     def ask(self, rows: list[int]) -> list[int]:
-        return [self.most] * len(rows)
+        self.clock()
+        return [self.plan[self.step][0]] * len(rows)
 
-    def learn(self, row: int, tested: int, accepted: int) -> None:
+    def clock(self) -> None:
+        """Now the step before is over."""
+        now = time.perf_counter()
+        if self.step and self.plan[self.step - 1][1]:
+            self.costs.add(self.plan[self.step - 1][0], now - self.began)
+        self.began = now
+
+    def learn(self, row: int, reached: list[float]) -> None:
         pass
-
-    def took(self, drafted: int, seconds: float) -> None:
-        if self.step > WARM:
-            self.costs.add(drafted, seconds)
 
     def verify(self, p: Tensor, draft: Draft, u: Tensor) -> Verdict:
         self.step += 1
         verdict = self.verifier.verify(p, draft, u)
         accepted = torch.zeros_like(verdict.accepted)
         accepted[:, 0] = True
-        over = self.step == WARM + CALLS
+        over = self.step == len(self.plan)
         return Verdict(accepted, verdict.next_token.masked_fill(torch.tensor(over), self.last))
 
 
 def measure(
-    network: Network, texts: Sequence[Text], drafter: Drafter, verifier: str, lengths: Sequence[int]
-) -> Costs:
-    """Seconds of a step over these texts' prompts together, drafting so many tokens (0: plain decoding)."""
-    costs, rule = Costs(), VERIFIERS[verifier]
-    for length in lengths:
-        run = Rehearsal(length, rule, network.trunk.vocab_size, costs)
-        limit = WARM + CALLS + length + 1  # leaves room for every draft
-        rows = [endless_row(network, index, text, limit) for index, text in enumerate(texts)]
-        decode(network, rows, Filled(drafter), run, Verifier(run.verify, rule.coupled))
-    return costs
+    network: Network, texts: Sequence[Text], drafter: Drafter, verifier: str, lengths: Sequence[int],
+    *, calls: int = CALLS,
+) -> Costs:  # fmt: skip
+    """Seconds of a step after these texts' prompts together, drafting so many tokens (0: none)."""
+    rule = VERIFIERS[verifier]
+    run = Rehearsal(lengths, calls, rule, network.trunk.vocab_size)
+    limit = len(run.plan) + run.most + 1  # leaves room for every draft
+    rows = [endless_row(network, index, text, limit) for index, text in enumerate(texts)]
+    decode(network, rows, Filled(drafter), run, dataclasses.replace(rule, verify=run.verify))
+    run.clock()
+    return run.costs
+
+
+MEASURED: weakref.WeakKeyDictionary[Drafter, dict[tuple[str, int], Costs]] = weakref.WeakKeyDictionary()
+
+
+def calibrated(network: Network, rows: Sequence[Row], drafter: Drafter, verifier: str) -> Costs:
+    """What steps cost with this drafter, verifier and so many rows, measured when first asked for."""
+    known, key = MEASURED.setdefault(drafter, {}), (verifier, len(rows))
+    if key not in known:
+        texts = [Text(row.prompt.ids[-TAIL:], [], row.sampling, 0) for row in rows]
+        known[key] = measure(network, texts, copy.copy(drafter), verifier, LENGTHS, calls=FEW)
+    return known[key]
 
 
 def endless_row(network: Network, index: int, text: Text, limit: int) -> Row:

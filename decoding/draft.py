@@ -60,7 +60,11 @@ class Context(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes tokens. `propose` writes scratch only; `extend` is told what became true."""
+    """Proposes tokens. `propose` writes scratch only; `extend` is told what became true.
+
+    `copy.copy` of a drafter must be another that, once it is reset, shares nothing but weights with the
+    first: `reset` sets all that changes anew, and what outlives a reset (remembered outputs) is not copied.
+    """
 
     taps: tuple[int, ...]  # trunk layers whose output it reads; L is after the final norm
 

@@ -1,25 +1,18 @@
 """How many tokens are worth drafting now: a fixed number, or what measured acceptance and cost say.
 
 Drafting g tokens is worth (1 + a_1 + a_1 a_2 + ... + a_1 ... a_g) / cost(g) tokens per second, where a_k is
-how often depth k was accepted lately and cost(g) the measured time of a step that drafts g. The decision
-depends on the past only, never on what is drafted, so it cannot bias the output (design rule 6).
+how surely depth k was accepted lately, if k-1 was, and cost(g) the measured time of a step that drafts g. The
+decision depends on the past only, never on what is drafted, so it cannot bias the output (design rule 6).
 """
 
-import statistics
-import weakref
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from decoding.draft import Drafter
-
 CHOICES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-FIRST = 3  # drafted while nothing is known
 PRIOR, PRIOR_WEIGHT = 0.6, 2.0  # acceptance at depth 1 before any test, worth so many tests
 MEMORY = 0.9  # weight of the tests before, each time a depth is tested
 GAIN = 1.02  # drafting must promise so much more than plain decoding
 PROBE_EVERY, PROBE_AT_MOST = 32, 256  # plain steps before a draft is tried again; doubled when it fails
-SAMPLES = 9  # times kept for each length; their median counts
 
 
 class Policy(Protocol):
@@ -32,10 +25,12 @@ class Policy(Protocol):
     def ask(self, rows: list[int]) -> list[int]:
         """Draft lengths for these rows (numbers of prompts)."""
 
-    def learn(self, row: int, tested: int, accepted: int) -> None: ...
+    @property
+    def learns(self) -> bool:
+        """Whether it wants to hear."""
 
-    def took(self, drafted: int, seconds: float) -> None:
-        """A step whose longest draft had `drafted` tokens took so long."""
+    def learn(self, row: int, reached: list[float]) -> None:
+        """A draft of this row was accepted as far as depth k with chance reached[k-1], given its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +38,12 @@ class FixedLength:
     """The same length always."""
 
     most: int
+    learns = False
 
     def ask(self, rows: list[int]) -> list[int]:
         return [self.most] * len(rows)
 
-    def learn(self, row: int, tested: int, accepted: int) -> None:
-        pass
-
-    def took(self, drafted: int, seconds: float) -> None:
+    def learn(self, row: int, reached: list[float]) -> None:
         pass
 
 
@@ -59,21 +52,18 @@ class Costs:
     lines."""
 
     def __init__(self) -> None:
-        self.times: dict[int, deque[float]] = {}
+        self.times: dict[int, float] = {}  # the shortest: what else a machine does only adds
 
     def add(self, drafted: int, seconds: float) -> None:
-        self.times.setdefault(drafted, deque(maxlen=SAMPLES)).append(seconds)
-
-    def known(self, drafted: int) -> bool:
-        return drafted in self.times
+        self.times[drafted] = min(seconds, self.times.get(drafted, seconds))
 
     def __call__(self, drafted: int) -> float:
-        """At least two lengths must have been measured.
+        """One length at least must have been measured, two for others than that.
 
         >>> costs = Costs(); costs.add(0, 1.0); costs.add(4, 2.0); costs(0), costs(2), costs(8)
         (1.0, 1.5, 3.0)
         """
-        points = sorted((length, statistics.median(times)) for length, times in self.times.items())
+        points = sorted(self.times.items())
         below = [point for point in points if point[0] <= drafted] or points[:1]
         above = [point for point in points if point[0] >= drafted]
         (x0, y0), (x1, y1) = (below[-1], above[0]) if above else points[-2:]
@@ -91,14 +81,19 @@ class Record:
     idle: int = 0  # plain steps since the last draft
     patience: int = PROBE_EVERY
 
-    def count(self, tested: int, accepted: int) -> None:
-        """Depths 1 ... tested were tested, 1 ... accepted accepted."""
-        missing = tested - len(self.tested)
+    def count(self, reached: list[float]) -> None:
+        """Depth k was reached with chance reached[k-1], so depth k+1 was tested with that chance.
+
+        >>> record = Record(); record.count([0.5, 0.25]); record.tested, record.accepted
+        ([1.0, 0.5], [0.5, 0.25])
+        """
+        missing = len(reached) - len(self.tested)
         self.tested += [0.0] * missing
         self.accepted += [0.0] * missing
-        for depth in range(tested):
-            self.tested[depth] = MEMORY * self.tested[depth] + 1
-            self.accepted[depth] = MEMORY * self.accepted[depth] + (depth < accepted)
+        for depth, (before, now) in enumerate(zip([1.0, *reached], reached, strict=False)):
+            kept = MEMORY**before
+            self.tested[depth] = kept * self.tested[depth] + before
+            self.accepted[depth] = kept * self.accepted[depth] + now
 
     def rates(self, depth: int) -> list[float]:
         """Estimated acceptance of depths 1 ... depth; an untested one is like the one before it.
@@ -118,6 +113,7 @@ class AutoLength:
     """The length with the best expected tokens per second, row by row; 0 is an answer, with a rare probe."""
 
     most = CHOICES[-1]
+    learns = True
 
     def __init__(self, costs: Costs):
         self.costs = costs
@@ -127,23 +123,18 @@ class AutoLength:
         return [self._choose(self.records.setdefault(row, Record())) for row in rows]
 
     def _choose(self, record: Record) -> int:
-        if not any(length and self.costs.known(length) for length in CHOICES):
-            return FIRST
-        if not self.costs.known(0):
-            return 0
         best = self._best(record)
-        if best == 0:
+        if best:
+            record.idle = 0
+        else:
             record.idle += 1
             if record.idle > record.patience:
                 record.idle, record.patience = 0, min(2 * record.patience, PROBE_AT_MOST)
                 return 1
-        else:
-            record.idle = 0
         return best
 
     def _best(self, record: Record) -> int:
-        plain = 1 / self.costs(0)
-        best, speed, expected, reach = 0, GAIN * plain, 1.0, 1.0
+        best, speed, expected, reach = 0, GAIN / self.costs(0), 1.0, 1.0
         for depth, rate in enumerate(record.rates(self.most), start=1):
             reach *= rate
             expected += reach
@@ -151,22 +142,9 @@ class AutoLength:
                 best, speed = depth, expected / self.costs(depth)
         return best
 
-    def learn(self, row: int, tested: int, accepted: int) -> None:
+    def learn(self, row: int, reached: list[float]) -> None:
         record = self.records.setdefault(row, Record())
-        if tested:
-            record.count(tested, accepted)
-        if accepted:
-            record.patience = PROBE_EVERY
-
-    def took(self, drafted: int, seconds: float) -> None:
-        self.costs.add(drafted, seconds)
-
-
-MEASURED: weakref.WeakKeyDictionary[Drafter, Costs] = weakref.WeakKeyDictionary()
-
-
-def policy(num_draft_tokens: int | str, drafter: Drafter) -> Policy:
-    """A number, or "auto"; what was measured with a drafter is kept for its next texts."""
-    if isinstance(num_draft_tokens, int):
-        return FixedLength(num_draft_tokens)
-    return AutoLength(MEASURED.setdefault(drafter, Costs()))
+        if reached:
+            record.count(reached)
+            if reached[0] > 0.5:
+                record.patience = PROBE_EVERY

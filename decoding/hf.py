@@ -23,9 +23,9 @@ from transformers.generation import (
 )
 
 from decoding.draft import Drafter
-from decoding.draft_length import policy
-from decoding.generate import VERIFIERS, build_drafter, check_verifier, decode
+from decoding.generate import build_drafter, check_verifier, policy
 from decoding.hf_checks import arguments, check_arguments, check_config, left_padding
+from decoding.loop import VERIFIERS, decode
 from decoding.noise import SEEDS
 from decoding.processors import Processor
 from decoding.prompts import Prompt, check_ids
@@ -108,7 +108,8 @@ def speculative(
                 start = int(torch.randint(SEEDS, ()))
             rows = make_rows(used, batch, generation_config, start)
             observe = streaming(around.get("streamer"))
-            decode(used, rows, drafts, policy(num_draft_tokens, drafts), VERIFIERS[verifier], observe)
+            length = policy(num_draft_tokens, used, rows, drafts, verifier)
+            decode(used, rows, drafts, length, VERIFIERS[verifier], observe)
         finally:
             if model.config._attn_implementation != attention:
                 model.set_attn_implementation(attention)

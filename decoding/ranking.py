@@ -4,52 +4,39 @@ A tree may be ranked and pruned by its own probabilities because nothing in it i
 Shapes: B rows, N draft nodes, M candidates, K of a depth that are expanded, V vocabulary.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from decoding.branching import Level
 from decoding.draft import Draft
 
 
-@dataclass(frozen=True, slots=True)
-class Beam:
-    """The nodes of one depth that are expanded, K a row."""
-
-    tokens: Tensor  # [B, K]
-    candidates: Tensor  # [B, K] their numbers, from 1 on; 0 is the root
-    scores: Tensor  # [B, K] log-probability of the path, the root's 0
-    above: Tensor  # [B, K] which node of the beam before is the parent
-
-
 class Candidates:
-    """All nodes seen so far, numbered depth by depth; `expand` adds the children of a beam."""
+    """All nodes seen so far, numbered depth by depth; `expand` adds the children of the best of a depth."""
 
-    def __init__(self, root: Tensor, top_k: int):
-        self.top_k = top_k
-        self.tokens: list[Tensor] = []  # [B, M] pieces, as the next three
+    def __init__(self, root: Tensor, top_k: int, nodes: int):
+        self.top_k, self.nodes = top_k, nodes
+        self.tokens: list[Tensor] = []  # [B, M] pieces, as the next two
         self.parents: list[Tensor] = []
         self.scores: list[Tensor] = []
         self.depths: list[int] = []
-        nothing = torch.zeros_like(root)[:, None]
-        self.beam = Beam(root[:, None], nothing, torch.zeros_like(nothing, dtype=torch.float64), nothing)
+        self.beam = torch.zeros_like(root)[:, None]  # [B, K] numbers of the nodes expanded next; 0: the root
+        self.sums = torch.zeros_like(self.beam, dtype=torch.float64)  # [B, K] log-probability of the path
 
-    def expand(self, logits: Tensor) -> None:
-        """Logits [B, K, V] of the beam's nodes -> their top_k children; the best of all are the next beam."""
-        beam, first = self.beam, len(self.depths) + 1
+    def expand(self, logits: Tensor) -> Level:
+        """Logits [B, K, V] of the beam's nodes -> the next beam: the best of all their top_k children."""
+        first = len(self.depths) + 1
         best = logits.double().log_softmax(-1).topk(self.top_k, dim=-1)  # [B, K, top_k]
-        scores = (beam.scores[..., None] + best.values).flatten(1)
-        tokens, count = best.indices.flatten(1), scores.shape[1]
+        scores, tokens = (self.sums[..., None] + best.values).flatten(1), best.indices.flatten(1)
         self.tokens.append(tokens)
-        self.parents.append(beam.candidates.repeat_interleave(self.top_k, dim=1))
+        self.parents.append(self.beam.repeat_interleave(self.top_k, dim=1))
         self.scores.append(scores)
-        self.depths += [len(self.tokens)] * count
+        self.depths += [len(self.tokens)] * scores.shape[1]
         picked = ranked(scores, self.top_k)
-        self.beam = Beam(
-            tokens.gather(1, picked), picked + first, scores.gather(1, picked), picked // self.top_k
-        )
+        self.beam, self.sums = picked + first, scores.gather(1, picked)
+        return Level(tokens.gather(1, picked), picked // self.top_k)
 
-    def draft(self, room: list[int], nodes: int) -> Draft:
+    def draft(self, room: list[int]) -> Draft:
         """The best `nodes` candidates no deeper than a row's room, in the order of their numbers.
 
         No node is more probable than its parent and equals go by number, so ancestors of a node are among
@@ -58,7 +45,7 @@ class Candidates:
         scores = torch.cat(self.scores, dim=1)
         outside = torch.tensor(self.depths) > torch.tensor(room)[:, None]
         scores = scores.masked_fill(outside.to(scores.device), -torch.inf)
-        picked = ranked(scores, nodes)  # [B, N]
+        picked = ranked(scores, self.nodes)  # [B, N]
         used = scores.gather(1, picked) > -torch.inf
         place = torch.zeros_like(scores, dtype=torch.long)
         place.scatter_(1, picked, torch.arange(1, picked.shape[1] + 1, device=place.device).expand_as(picked))

@@ -18,7 +18,8 @@ from decoding.cache import KVCache
 from decoding.draft import Context, Draft, Drafter, Verdict, no_draft
 from decoding.draft_length import FixedLength
 from decoding.forced import UNKNOWN, Forced, Pending
-from decoding.generate import Verifier, decode, new_row
+from decoding.loop import Verifier, decode
+from decoding.rows import new_row
 from decoding.sampling import Sampling
 from decoding.tree import depths, is_chain
 from mtp import Network

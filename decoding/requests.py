@@ -13,7 +13,9 @@ from mtp import UserError
 from mtp.errors import check_whole
 
 NUMBERS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
-OF_A_LINE = ("prompt", "messages", "prompt_ids", "seed", "max_new_tokens", "stop", "bad_words", *NUMBERS)
+OF_A_LINE = (
+    "prompt", "messages", "prompt_ids", "category", "seed", "max_new_tokens", "stop", "bad_words", *NUMBERS
+)  # fmt: skip
 TEXTS = ("model", "verifier", "device")
 TEXTS_OR_NOTHING = ("heads", "prompt_file", "dtype", "output")
 SWITCHES = ("stream", "logprobs", "compare")

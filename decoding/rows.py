@@ -5,14 +5,19 @@ Shapes: B rows, N draft nodes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from decoding.acceptance import Acceptance
-from decoding.processors import Processor
-from decoding.prompts import Prompt
+from decoding.noise import SEEDS
+from decoding.processors import Processor, processors
+from decoding.prompts import Prompt, PromptLike, read_prompt
 from decoding.sampling import Sampling
-from decoding.stopping import Output
+from decoding.stopping import Limits, Output, check_stop
+from mtp import Network
+from mtp.errors import check_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,33 @@ class Row:
             seconds=self.seconds,
             logprobs=self.logprobs,
         )
+
+
+def new_row(
+    network: Network,
+    device: torch.device,
+    eos: tuple[int, ...],
+    index: int,
+    prompt: PromptLike,
+    sampling: Sampling,
+    seed: int,
+    max_new_tokens: int,
+    stop: Any,
+) -> Row:
+    """One prompt with its settings, all checked."""
+    check_whole("max_new_tokens", max_new_tokens, 0)
+    check_whole("seed", seed, -SEEDS, 2 * SEEDS - 1)
+    tokenizer, text = network.tokenizer, read_prompt(network, prompt)
+    room = network.trunk.context - len(text.ids)
+    limits = Limits(min(max_new_tokens, room), room < max_new_tokens, eos, check_stop(stop, tokenizer))
+    rules = processors(
+        sampling,
+        prompt_length=len(text.ids),
+        eos_token_ids=eos,
+        tokenizer=tokenizer,
+        device=device,
+    )
+    return Row(index, text, sampling, seed, Output(text.ids, limits, tokenizer), rules)
 
 
 def emit(

@@ -1,6 +1,8 @@
 """A drafter with a stopwatch: how much of decoding's time is its own."""
 
+import copy
 import time
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -16,11 +18,15 @@ class Timed:
         self.drafter = drafter
         self.taps = drafter.taps
         self.seconds = 0.0
+        self.marks: list[float] = []  # `seconds` at the beginning of every step
+
+    def __copy__(self) -> "Timed":
+        return Timed(copy.copy(self.drafter))
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
         began = now(cache.device)
         self.drafter.reset(batch_size, cache)
-        self.seconds = now(cache.device) - began
+        self.seconds, self.marks = now(cache.device) - began, []
 
     def extend(self, tokens: Tensor, states: dict[int, Tensor], keep: Tensor) -> None:
         began = now(tokens.device)
@@ -28,6 +34,7 @@ class Timed:
         self.seconds += now(tokens.device) - began
 
     def propose(self, root: Tensor, num_draft_tokens: int, context: Context) -> Draft:
+        self.marks.append(self.seconds)
         began = now(root.device)
         draft = self.drafter.propose(root, num_draft_tokens, context)
         self.seconds += now(root.device) - began
@@ -35,6 +42,10 @@ class Timed:
 
     def select(self, rows: Tensor) -> None:
         self.drafter.select(rows)
+
+    def steps(self) -> list[float]:
+        """Seconds inside the drafter by step, from its proposal up to the next."""
+        return [end - start for start, end in pairwise([*self.marks, self.seconds])]
 
 
 def now(device: torch.device) -> float:

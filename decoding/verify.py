@@ -8,6 +8,7 @@ from torch import Tensor
 
 from decoding.draft import Draft, Verdict
 from decoding.sampling import draw
+from decoding.tree import is_chain
 
 
 def verify_token(p: Tensor, draft: Draft, u: Tensor) -> Verdict:
@@ -19,6 +20,13 @@ def verify_token(p: Tensor, draft: Draft, u: Tensor) -> Verdict:
     tested against that. What is left of p at the last accepted node is the law of the next token, bonus or
     recovered alike.
     """
+    if not p.is_cuda and is_chain(draft.parents):  # elsewhere the question would wait for the device
+        return walk_chain(p, draft, u)
+    return walk_tree(p, draft, u)
+
+
+def walk_tree(p: Tensor, draft: Draft, u: Tensor) -> Verdict:
+    """verify_token on any tree, one node after the other."""
     node = torch.zeros(len(p), dtype=torch.long, device=p.device)  # last accepted
     accepted = torch.zeros(p.shape[:2], dtype=torch.bool, device=p.device)
     accepted[:, 0] = True
@@ -32,6 +40,24 @@ def verify_token(p: Tensor, draft: Draft, u: Tensor) -> Verdict:
         left = torch.where(taken[:, None], p[:, n], remaining)
         node = torch.where(taken, n, node)
         accepted[:, n] = taken
+    return Verdict(accepted, draw(left, u[:, -1]))
+
+
+def walk_chain(p: Tensor, draft: Draft, u: Tensor) -> Verdict:
+    """verify_token on chains, all nodes at once: the accepted ones are those before the first that fails."""
+    used, count = draft.parents >= 0, draft.tokens.shape[1]  # [B, N], N
+    if count == 0:
+        return Verdict(torch.ones_like(p[..., 0], dtype=torch.bool), draw(p[:, 0], u[:, -1]))
+    at = draft.tokens[..., None]
+    least = 1.0 if draft.q is None else draft.q.gather(2, at)[..., 0]
+    taken = used & (u[:, :-1] * least < p[:, :-1].gather(2, at)[..., 0])
+    last = taken.long().cumprod(1).sum(1)  # [B] the last accepted node
+    row, failed = torch.arange(len(p), device=p.device), last.clamp(max=count - 1)  # column of the next node
+    left = p[row, last]
+    rest = residual(left, None if draft.q is None else draft.q[row, failed], draft.tokens[row, failed, None])
+    tested = (last < count) & used[row, failed]
+    left = torch.where(tested[:, None], rest, left)
+    accepted = torch.arange(count + 1, device=p.device) <= last[:, None]
     return Verdict(accepted, draw(left, u[:, -1]))
 
 

@@ -6,7 +6,8 @@ import torch
 from decoding import Draft, Drafter
 from decoding.draft import Verdict
 from decoding.draft_length import FixedLength
-from decoding.generate import GREEDY, Verifier, decode
+from decoding.generate import GREEDY
+from decoding.loop import Verifier, decode
 from decoding.prompts import Prompt
 from decoding.rows import Row
 from decoding.stopping import Limits, Output

@@ -9,8 +9,9 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
+from decoding.branching import Chain
 from decoding.cache import KVCache
-from decoding.draft import Context, Draft, chain, no_draft
+from decoding.draft import Context, Draft, no_draft
 from mtp import Network, Trunk, UserError
 
 
@@ -52,19 +53,15 @@ class DraftModel:
         if count <= 0:
             return no_draft(root)
         hidden = self._caught_up(root, room)
-        drafted: list[Tensor] = []
-        laws: list[Tensor | None] = []
+        drawn = Chain(context)
         for depth in range(1, count + 1):
-            path = torch.stack(drafted, 1) if drafted else root[:, None][:, :0]
-            law = context.law(self._known(self.trunk.unembed(hidden)), path)
-            token, q = context.draw(law, depth, depth)
-            drafted.append(token)
-            laws.append(q)
+            token = drawn.draw(self._known(self.trunk.unembed(hidden)))
             if depth < count:
                 hidden = self._run(token[:, None], first=depth - 1)[:, 0]
-        ran = torch.stack(drafted, 1)[:, :-1].tolist()
+        draft = drawn.draft(room)
+        ran = draft.tokens[:, :-1].tolist()
         self.ahead = [line if some else [] for line, some in zip(ran, room, strict=True)]
-        return chain(drafted, laws, room)
+        return draft
 
     def _caught_up(self, root: Tensor, room: list[int]) -> Tensor:
         """Run what the cache lacks up to the root, for rows with room; the root's state [B, H]."""
@@ -163,6 +160,8 @@ def build(network: Network, model: Network | str | os.PathLike[str] | None = Non
 
 def load(network: Network, model: str | os.PathLike[str]) -> Network:
     try:
-        return Network.from_pretrained(model, dtype=network.trunk.dtype, device=network.trunk.device)
+        draft = Network.from_pretrained(model, dtype=network.trunk.dtype, device=network.trunk.device)
     except UserError as error:
         raise UserError(f"drafter.model: {str(error).removeprefix('model: ')}") from None
+    draft.take_form(network.form)
+    return draft

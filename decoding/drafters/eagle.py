@@ -8,16 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decoding.branching import Branches, read_widths
 from decoding.cache import KVCache
 from decoding.committed import Committed
 from decoding.draft import Context, Draft, no_draft
 from decoding.drafters.parallel import drafting_room
+from decoding.growth import Growth, read_growth
 from decoding.heads import need_head
-from decoding.ranking import Candidates
-from mtp import Network, UserError
+from mtp import Network
 from mtp.eagle import Eagle
-from mtp.errors import check_whole
 
 
 class EagleDrafter:
@@ -28,17 +26,8 @@ class EagleDrafter:
     dropped, and those of accepted tokens are computed from true features when it drafts again.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        head: Eagle,
-        *,
-        widths: tuple[int, ...] = (),
-        tree_nodes: int | None = None,
-        top_k: int = 4,
-    ):
-        self.trunk, self.head = network.trunk, head
-        self.widths, self.tree_nodes, self.top_k = widths, tree_nodes, top_k
+    def __init__(self, network: Network, head: Eagle, growth: Growth):
+        self.trunk, self.head, self.growth = network.trunk, head, growth
         self.taps = head.taps
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
@@ -53,11 +42,18 @@ class EagleDrafter:
         count = min(num_draft_tokens, max(context.room))
         if count <= 0 or not any(self.committed.lengths):
             return no_draft(root)
+        tree = self.growth.begin(root, context)
         feature = self._caught_up(root)
-        room = drafting_room(context.room, self.committed.lengths)
-        if self.tree_nodes is None:
-            return self._branches(feature, count, context).draft(room)
-        return self._candidates(root, feature, count).draft(room, self.tree_nodes)
+        parents = torch.empty(len(root), 0, dtype=torch.long)  # [B, N] of the nodes that were run
+        for depth in range(1, count + 1):
+            level = tree.expand(self.head.logits(self.trunk, feature))
+            if depth == count:
+                break
+            start = parents.shape[1] - feature.shape[1] + 1  # number of the level before's first node
+            parents = torch.cat([parents, level.above.cpu() + start], dim=1)
+            above = level.above.to(feature.device)[..., None].expand(-1, -1, feature.shape[2])
+            feature = self._run(level.tokens, feature.gather(1, above), parents)
+        return tree.draft(drafting_room(context.room, self.committed.lengths))
 
     def _caught_up(self, root: Tensor) -> Tensor:
         """Run the slots from the first that is not final up to the root's; the feature foretold there
@@ -78,43 +74,13 @@ class EagleDrafter:
         self.cache.lengths = [max(length - 1, 0) for length in self.final]
         return foretold[rows, (here - 1).clamp(min=0)][:, None]
 
-    def _branches(self, feature: Tensor, count: int, context: Context) -> Branches:
-        """A tree, or a chain, whose slots are fixed before they are drawn."""
-        branches, first = Branches(self.widths, context), 1
-        for depth in range(1, count + 1):
-            branches.grow(list(self.trunk.lm_head(feature).unbind(1)))
-            if depth == count:
-                break
-            nodes = torch.tensor([node for node, _ in branches.level])
-            above = torch.tensor([branches.parents[node - 1] for node in nodes.tolist()])
-            fed = feature[:, (above - above.min()).to(feature.device)]
-            tokens = torch.stack([path[:, -1] for _, path in branches.level], dim=1)
-            parents = torch.tensor(branches.parents).expand(len(tokens), -1)
-            feature = self._run(tokens, fed, parents, first)
-            first += len(nodes)
-        return branches
-
-    def _candidates(self, root: Tensor, feature: Tensor, count: int) -> Candidates:
-        """EAGLE-2: at each depth the children of the top_k most probable nodes."""
-        found = Candidates(root, self.top_k)
-        parents = torch.empty(len(root), 0, dtype=torch.long)
-        for depth in range(1, count + 1):
-            found.expand(self.trunk.lm_head(feature))
-            if depth == count:
-                break
-            beam, start = found.beam, parents.shape[1] - feature.shape[1] + 1  # node of the beam before
-            first = parents.shape[1] + 1
-            parents = torch.cat([parents, beam.above.cpu() + start], dim=1)
-            fed = feature.gather(1, beam.above[..., None].expand(-1, -1, feature.shape[2]))
-            feature = self._run(beam.tokens, fed, parents, first)
-        return found
-
-    def _run(self, tokens: Tensor, feature: Tensor, parents: Tensor, first: int) -> Tensor:
-        """Nodes first ... of the tree `parents` [B, N] (on the CPU): what their slots foretell [B, K, H].
+    def _run(self, tokens: Tensor, feature: Tensor, parents: Tensor) -> Tensor:
+        """The last nodes of the tree `parents` [B, N] (on the CPU): what their slots foretell [B, K, H].
 
         tokens [B, K] are theirs, feature [B, K, H] is what was foretold at their parents.
         """
-        window = self.cache.open(tokens.shape[1], first=first, parents=parents)
+        count = tokens.shape[1]
+        window = self.cache.open(count, first=parents.shape[1] - count + 1, parents=parents)
         rotary = self.trunk.rotary(feature, window.positions)
         return self.head(self.trunk.embed(tokens), feature, rotary, window.mask, self.cache)
 
@@ -132,15 +98,5 @@ def build(
 ) -> EagleDrafter:
     """widths: children of every node at depth 0, 1, ..., a tree fixed before it is drawn; tree_nodes and
     top_k: EAGLE-2's tree. Without either a chain."""
-    size = network.trunk.vocab_size
-    if tree_nodes is not None:
-        check_whole("drafter=eagle: tree_nodes", tree_nodes, 1)
-        if widths is not None:
-            raise UserError("drafter=eagle: widths and tree_nodes are two kinds of trees; give one of them")
-    check_whole("drafter=eagle: top_k", top_k, 1)
-    if top_k > size:
-        raise UserError(f"drafter=eagle: top_k={top_k} is a tree wider than the vocabulary of {size}")
-    head = need_head(network, "eagle")
-    return EagleDrafter(
-        network, head, widths=read_widths("eagle", widths, size), tree_nodes=tree_nodes, top_k=top_k
-    )
+    growth = read_growth("eagle", network.trunk.vocab_size, widths=widths, tree_nodes=tree_nodes, top_k=top_k)
+    return EagleDrafter(network, need_head(network, "eagle"), growth)

@@ -3,6 +3,7 @@
 Shapes: B rows, N draft nodes, V vocabulary.
 """
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,9 @@ class Hybrid:
     def __init__(self, lookup: Drafter, head: Drafter):
         self.lookup, self.head = lookup, head
         self.taps = head.taps
+
+    def __copy__(self) -> "Hybrid":
+        return Hybrid(copy.copy(self.lookup), copy.copy(self.head))
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
         self.lookup.reset(batch_size, cache)

@@ -3,14 +3,15 @@
 Shapes: B rows, T calibration tokens, N draft nodes, H hidden size, L layers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from decoding.branching import Chain
 from decoding.cache import KVCache
-from decoding.draft import Context, Draft, chain, no_draft
+from decoding.draft import Context, Draft, no_draft
 from decoding.layer_search import check_share, found
 from mtp import Network, Trunk, UserError
 
@@ -23,12 +24,14 @@ class LayerSkip:
     true keys of committed tokens and write keys of drafts to the same scratch slots. Those are not the
     trunk's own, and none survives: scoring runs all layers from the first skipped one on, over root and every
     node, before anything is committed.
+
+    `leave` makes of the last kept layer's state what the output matrix reads; usually it is the trunk's norm.
     """
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, trunk: Trunk, skip: tuple[int, ...]):
-        self.trunk, self.skip = trunk, skip
+    def __init__(self, trunk: Trunk, skip: tuple[int, ...], leave: Callable[[Tensor], Tensor]):
+        self.trunk, self.skip, self.leave = trunk, skip, leave
         self.exit_layer = skip[0]
         self.upper = kept_above(skip, trunk.num_layers)
         self.cache: KVCache | None = None
@@ -43,17 +46,12 @@ class LayerSkip:
         count = min(num_draft_tokens, max(context.room))
         if count <= 0:
             return no_draft(root)
-        tokens: list[Tensor] = []
-        laws: list[Tensor | None] = []
+        drawn = Chain(context)
         states = [self._run(root, 0, drafting=True)]
         for depth in range(1, count + 1):
-            path = torch.stack(tokens, 1) if tokens else root[:, None][:, :0]
-            law = context.law(self.trunk.unembed(self.last)[:, 0], path)
-            token, q = context.draw(law, depth, depth)
-            tokens.append(token)
-            laws.append(q)
+            token = drawn.draw(self.trunk.lm_head(self.leave(self.last))[:, 0])
             states.append(self._run(token, depth, drafting=depth < count))
-        draft = chain(tokens, laws, context.room)
+        draft = drawn.draft(context.room)
         return Draft(draft.tokens, draft.parents, draft.q, self.exit_layer, torch.cat(states, dim=1))
 
     def _run(self, token: Tensor, node: int, *, drafting: bool) -> Tensor:
@@ -103,6 +101,9 @@ def build(
     """skip: layers to leave out, counted from 0. None: `share` of all, found by a search on the text
     `calibration` (None: a built-in one), once in a process."""
     check_share(share)
-    if skip is None and network.trunk.num_layers > 1:
-        return LayerSkip(network.trunk, found(network, share, calibration))
-    return LayerSkip(network.trunk, check_skip(skip, network.trunk.num_layers))
+    trunk = network.trunk
+    if skip is None and trunk.num_layers > 1:
+        left_out = found(network, share, calibration)
+    else:
+        left_out = check_skip(skip, trunk.num_layers)
+    return LayerSkip(trunk, left_out, trunk.norm)

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decoding.branching import draw_tree, read_widths
+from decoding.branching import draw_tree
 from decoding.cache import KVCache
 from decoding.draft import Context, Draft, no_draft
 from decoding.drafters.parallel import drafting_room
 from decoding.heads import need_head
+from decoding.shape import Shape, read_shape
 from mtp import Network
 from mtp.medusa import Medusa
 
@@ -21,11 +22,11 @@ class MedusaDrafter:
     """Head k at the last committed position i predicts token i+1+k; the root is token i+1.
 
     All it remembers is that position's state. What a head says does not depend on what the others drafted, so
-    a tree of `widths` costs no more than a chain.
+    a tree costs no more than a chain.
     """
 
-    def __init__(self, head: Medusa, widths: tuple[int, ...] = ()):
-        self.head, self.widths = head, widths
+    def __init__(self, head: Medusa, shape: Shape):
+        self.head, self.shape = head, shape
         self.taps = head.taps
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
@@ -46,14 +47,16 @@ class MedusaDrafter:
         if count <= 0 or not any(self.known):
             return no_draft(root)
         logits = [self.head.logits(depth, self.state) for depth in range(1, count + 1)]
-        return draw_tree(logits, self.widths, context, drafting_room(context.room, self.known))
+        return draw_tree(logits, self.shape, context, drafting_room(context.room, self.known))
 
     def select(self, rows: Tensor) -> None:
         self.state = self.state[rows.to(self.state.device)]
         self.known = [self.known[row] for row in rows.tolist()]
 
 
-def build(network: Network, widths: Sequence[int] | None = None) -> MedusaDrafter:
-    """widths: children of every node at depth 0, 1, ...; None drafts a chain."""
-    head = need_head(network, "medusa")
-    return MedusaDrafter(head, read_widths("medusa", widths, network.trunk.vocab_size))
+def build(
+    network: Network, widths: Sequence[int] | None = None, paths: Sequence[Sequence[int]] | None = None
+) -> MedusaDrafter:
+    """widths: children of every node at depth 0, 1, ...; paths: a sparse tree. Without either a chain."""
+    shape = read_shape("medusa", network.trunk.vocab_size, widths, paths)
+    return MedusaDrafter(need_head(network, "medusa"), shape)

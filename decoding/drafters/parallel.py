@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decoding.branching import draw_tree, read_widths
+from decoding.branching import draw_tree
 from decoding.cache import KVCache
 from decoding.committed import Committed
 from decoding.draft import Context, Draft, no_draft
 from decoding.heads import need_head
+from decoding.shape import Shape, read_shape
 from mtp import Network
 from mtp.parallel import Parallel
 
@@ -23,11 +24,11 @@ class ParallelDrafter:
     A head's keys are of committed states only, so nothing it caches can turn out wrong: `propose` first
     catches up with what was committed since it last ran, and the last position of that pass is the draft. A
     head that is not asked for lags behind and catches up when it is. What a head says does not depend on what
-    the others drafted, so a tree of `widths` costs no more passes than a chain.
+    the others drafted, so a tree costs no more passes than a chain.
     """
 
-    def __init__(self, network: Network, head: Parallel, widths: tuple[int, ...] = ()):
-        self.trunk, self.head, self.widths = network.trunk, head, widths
+    def __init__(self, network: Network, head: Parallel, shape: Shape):
+        self.trunk, self.head, self.shape = network.trunk, head, shape
         self.taps = head.taps
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
@@ -48,12 +49,15 @@ class ParallelDrafter:
         rotary = self.trunk.rotary(states, window.positions)
         last = torch.tensor([max(n - 1, 0) for n in counts], device=root.device)
         rows = torch.arange(len(root), device=root.device)
-        logits = []
+        hidden, outputs = states, []
         for depth in range(1, count + 1):
-            hidden = self.head.blocks[depth - 1](states, rotary, window.mask, self.cache)
-            logits.append(self.trunk.unembed(hidden[rows, last]))
+            source = self.head.source(states, hidden)
+            hidden = self.head.run(depth, source, rotary, window.mask, self.cache)
+            outputs.append(hidden[rows, last])
             self.final[depth - 1] = list(self.committed.lengths)
-        return draw_tree(logits, self.widths, context, drafting_room(context.room, self.committed.lengths))
+        # All depths have one output matrix: it is read once for all of them.
+        logits = self.head.logits(self.trunk, count, torch.stack(outputs, dim=1)).unbind(1)
+        return draw_tree(logits, self.shape, context, drafting_room(context.room, self.committed.lengths))
 
     def select(self, rows: Tensor) -> None:
         self.cache.select(rows)
@@ -66,8 +70,9 @@ def drafting_room(room: list[int], lengths: list[int]) -> list[int]:
     return [left if length else 0 for left, length in zip(room, lengths, strict=True)]
 
 
-def build(network: Network, widths: Sequence[int] | None = None) -> ParallelDrafter:
-    """widths: children of every node at depth 0, 1, ...; None drafts a chain."""
-    return ParallelDrafter(
-        network, need_head(network, "parallel"), read_widths("parallel", widths, network.trunk.vocab_size)
-    )
+def build(
+    network: Network, widths: Sequence[int] | None = None, paths: Sequence[Sequence[int]] | None = None
+) -> ParallelDrafter:
+    """widths: children of every node at depth 0, 1, ...; paths: a sparse tree. Without either a chain."""
+    shape = read_shape("parallel", network.trunk.vocab_size, widths, paths)
+    return ParallelDrafter(network, need_head(network, "parallel"), shape)

@@ -1,16 +1,21 @@
 """Drafting with DeepSeek-V3's sequential modules, their own states rolled back with the text.
 
-Shapes: B rows, W positions run at once, H hidden size.
+Shapes: B rows, W positions run at once, N nodes, H hidden size.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from decoding.branching import Chain
 from decoding.cache import KVCache
 from decoding.committed import Committed
-from decoding.draft import Context, Draft, chain, no_draft
+from decoding.draft import Context, Draft, no_draft
 from decoding.drafters.parallel import drafting_room
+from decoding.growth import Growth, read_growth
 from decoding.heads import need_head
+from decoding.staggered import Staggered
 from mtp import Network
 from mtp.sequential import Sequential
 
@@ -27,10 +32,13 @@ class SequentialDrafter:
     Three modules ran with n = 7: modules 1, 2, 3 are final up to slots 6, 5, 4. One more token is committed,
     n = 8:
     all three run on slots 5, 6, 7.
+
+    In a tree a scratch slot is fed another token on every path, so its nodes lie behind these slots; see
+    Staggered.
     """
 
-    def __init__(self, network: Network, head: Sequential):
-        self.trunk, self.head = network.trunk, head
+    def __init__(self, network: Network, head: Sequential, growth: Growth):
+        self.trunk, self.head, self.growth = network.trunk, head, growth
         self.taps = head.taps
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
@@ -47,35 +55,61 @@ class SequentialDrafter:
             return no_draft(root)
         self.final += [[0] * len(root) for _ in range(count - len(self.final))]
         self.streams.lengths = [min(slots) for slots in zip(*self.final[:count], strict=True)]
-        tokens, laws = self._run(root, count, context)
+        room = drafting_room(context.room, self.committed.lengths)
+        grow = self._chain if self.growth.is_chain else self._tree
+        draft = grow(root, count, context, room)
         for depth in range(1, count + 1):
             self.final[depth - 1] = [max(length - depth + 1, 0) for length in self.committed.lengths]
-        return chain(tokens, laws, drafting_room(context.room, self.committed.lengths))
+        return draft
 
-    def _run(self, root: Tensor, count: int, context: Context) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Modules 1 ... count over all open slots; the tokens they draft and the laws behind them."""
-        line, hidden, counts = self.committed.since(self.streams.lengths)  # [B, W], [B, W, H]
-        width = line.shape[1]
+    def _line(self, root: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Open slots of every row: tokens [B, W+count+1] up to the root, with places for what is drafted;
+        the trunk's states [B, W, H]; the root's place in the line [B]."""
+        line, hidden, counts = self.committed.since(self.streams.lengths)
+        here = torch.tensor(counts, device=root.device)
+        line = torch.cat([line, line.new_zeros(len(line), count + 1)], dim=1)
+        line[torch.arange(len(root), device=root.device), here] = root
+        return line, hidden, here
+
+    def _chain(self, root: Tensor, count: int, context: Context, room: list[int]) -> Draft:
+        """Modules 1 ... count over all open slots, each fed the tokens that those before it drafted."""
+        line, hidden, here = self._line(root, count)
+        width, rows = hidden.shape[1], torch.arange(len(root), device=root.device)
         window = self.streams.open(width)
         rotary = self.trunk.rotary(hidden, window.positions)
-        rows = torch.arange(len(root), device=root.device)
-        here = torch.tensor(counts, device=root.device)  # [B]: the root's place in the row's line
-        line = torch.cat([line, line.new_zeros(len(line), count + 1)], dim=1)
-        line[rows, here] = root
         last = (here - 1).clamp(min=0)
-        tokens: list[Tensor] = []
-        laws: list[Tensor | None] = []
+        drawn = Chain(context)
         for depth in range(1, count + 1):
-            module = self.head.stage(depth)
             fed = self.trunk.embed(line[:, depth : depth + width])
-            hidden = module(hidden, fed, rotary, window.mask, self.streams.layer(depth - 1))
-            logits = self.trunk.lm_head(module.norm(hidden[rows, last]))
-            law = context.law(logits, torch.stack(tokens, 1) if tokens else line[:, :0])
-            token, q = context.draw(law, depth, depth)
-            line[rows, here + depth] = token
-            tokens.append(token)
-            laws.append(q)
-        return tokens, laws
+            stream = self.streams.layer(depth - 1)
+            hidden = self.head.stage(depth)(hidden, fed, rotary, window.mask, stream)
+            logits = self.head.logits(self.trunk, depth, hidden[rows, last])
+            line[rows, here + depth] = drawn.draw(logits)
+        return drawn.draft(room)
+
+    def _tree(self, root: Tensor, count: int, context: Context, room: list[int]) -> Draft:
+        """Modules 1 ... count over all open slots and all nodes above the depth that they draft."""
+        line, hidden, _ = self._line(root, count)
+        nodes = Staggered(
+            self.streams.lengths, self.committed.lengths, columns=hidden.shape[1], device=root.device
+        )
+        tree = self.growth.begin(root, context)
+        for depth in range(1, count + 1):
+            hidden = self._stage(depth, nodes, line, hidden)
+            deepest = picked(hidden, nodes.columns(nodes.latest, depth))
+            level = tree.expand(self.head.logits(self.trunk, depth, deepest))
+            if depth < count:
+                nodes.add(level)
+        return tree.draft(room)
+
+    def _stage(self, depth: int, nodes: Staggered, line: Tensor, hidden: Tensor) -> Tensor:
+        """What module `depth` makes of the states `hidden` that the one before it left in its columns."""
+        width = len(nodes.line)
+        fed = self.trunk.embed(torch.cat([line[:, depth : depth + width], nodes.tokens], dim=1))
+        window = nodes.open(depth, self.streams)
+        rotary = self.trunk.rotary(fed, window.positions)
+        below = picked(hidden, nodes.sources(depth))
+        return self.head.stage(depth)(below, fed, rotary, window.mask, self.streams.layer(depth - 1))
 
     def select(self, rows: Tensor) -> None:
         self.streams.select(rows)
@@ -83,5 +117,20 @@ class SequentialDrafter:
         self.final = [[slots[row] for row in rows.tolist()] for slots in self.final]
 
 
-def build(network: Network) -> SequentialDrafter:
-    return SequentialDrafter(network, need_head(network, "sequential"))
+def picked(hidden: Tensor, columns: Tensor) -> Tensor:
+    """States [B, W, H] at columns [B, K] -> [B, K, H]."""
+    return hidden.gather(1, columns[..., None].expand(-1, -1, hidden.shape[2]))
+
+
+def build(
+    network: Network,
+    widths: Sequence[int] | None = None,
+    tree_nodes: int | None = None,
+    top_k: int = 4,
+) -> SequentialDrafter:
+    """widths: children of every node at depth 0, 1, ..., a tree fixed before it is drawn; tree_nodes and
+    top_k: EAGLE-2's tree. Without either a chain."""
+    growth = read_growth(
+        "sequential", network.trunk.vocab_size, widths=widths, tree_nodes=tree_nodes, top_k=top_k
+    )
+    return SequentialDrafter(network, need_head(network, "sequential"), growth)

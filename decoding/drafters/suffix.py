@@ -51,6 +51,9 @@ class Suffix:
         self.lines: list[Line] = []
         self.finished: list[Line] = []
 
+    def __copy__(self) -> "Suffix":
+        return Suffix(self.rule, depth=self.depth, global_tokens=2 * self.half)
+
     def reset(self, batch_size: int, cache: KVCache) -> None:
         for line in [*self.finished, *self.lines]:
             self._remember(line)

@@ -9,16 +9,23 @@ from tiny import tiny_network
 from trees import tree_steps
 
 from decoding import Sampling, generate
-from decoding.branching import draw_tree, read_widths
+from decoding.branching import draw_tree
 from decoding.context import StepContext
 from decoding.generate import build_drafter
 from decoding.sampling import RowSampling, law
+from decoding.shape import Shape, read_widths
 from decoding.tree import depths
 from mtp import UserError
 
 PROMPTS = [[1, 2, 3, 4], [5], [9, 8, 7, 1, 2, 3, 9, 8], [3, 3], [7, 8, 9, 7, 8, 9, 7, 8]]
 HEADS = ["parallel", "medusa", "eagle"]
 WIDTHS = (3, 2, 1)
+PAIRS, UNEVEN = {"widths": [2, 2]}, {"paths": [[0], [1], [2], [0, 0], [0, 1], [2, 0]]}
+SPARSE = [[0], [1], [2], [0, 0], [0, 1], [2, 0], [0, 0, 0], [2, 0, 0], [2, 0, 1]]
+TREES = [
+    *((name, {"widths": list(WIDTHS)}) for name in HEADS),
+    *((name, {"paths": SPARSE}) for name in ("parallel", "medusa")),
+]
 
 
 def context(samplings, size=6, *, seeds=None, room=9, coupled=False, step=0) -> StepContext:
@@ -30,7 +37,7 @@ def context(samplings, size=6, *, seeds=None, room=9, coupled=False, step=0) -> 
 
 def test_a_tree_is_the_whole_product_of_its_widths():
     logits = [torch.randn(2, 6, generator=torch.Generator().manual_seed(k)) for k in range(4)]
-    draft = draw_tree(logits, (2, 1, 2), context([Sampling(temperature=1.0)] * 2), [9, 9])
+    draft = draw_tree(logits, Shape((2, 1, 2)), context([Sampling(temperature=1.0)] * 2), [9, 9])
     assert draft.parents[0].tolist() == [0, 0, 1, 2, 3, 3, 4, 4, 5, 6, 7, 8]
     assert depths(draft.parents)[0].tolist() == [0, 1, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4]
     for row, node in itertools.product(range(2), range(12)):
@@ -38,9 +45,46 @@ def test_a_tree_is_the_whole_product_of_its_widths():
         assert len(set(siblings.tolist())) == len(siblings)
 
 
+def test_a_sparse_tree_has_just_the_nodes_that_were_named():
+    logits = [torch.randn(2, 6, generator=torch.Generator().manual_seed(k)) for k in range(4)]
+    shape = Shape(paths=frozenset(map(tuple, SPARSE)))
+    draft = draw_tree(logits, shape, context([Sampling(temperature=1.0)] * 2), [9, 9])
+    assert draft.parents[0].tolist() == [0, 0, 0, 1, 1, 3, 4, 6, 6]
+
+
+def test_all_paths_of_widths_are_the_tree_of_these_widths():
+    logits = [torch.randn(2, 6, generator=torch.Generator().manual_seed(k)) for k in range(2)]
+    paths = frozenset({(i,) for i in range(3)} | {(i, j) for i in range(3) for j in range(2)})
+    found = [
+        draw_tree(logits, shape, context([Sampling(temperature=1.0)] * 2), [9, 9])
+        for shape in (Shape((3, 2)), Shape(paths=paths))
+    ]
+    assert all(
+        torch.equal(getattr(found[0], name), getattr(found[1], name)) for name in ("tokens", "parents", "q")
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"paths": []}, "is not a list of lists of ranks"),
+        ({"paths": [0, 1]}, "is not a list of lists of ranks"),
+        ({"paths": [[0], []]}, "is not a list of lists of ranks"),
+        ({"paths": [[0], [-1]]}, "is not a list of lists of ranks"),
+        ({"paths": [[0], [0, 0, 0]]}, r"paths has \[0, 0, 0\], but not \[0, 0\] before it"),
+        ({"paths": [[0], [2]]}, r"paths has \[2\], but not \[1\] before it"),
+        ({"paths": [[rank] for rank in range(65)]}, "paths is a tree wider than the vocabulary of 64"),
+        ({"paths": [[0]], "widths": [2]}, "widths and paths are two ways to say a tree"),
+    ],
+)
+def test_paths_that_are_no_tree_are_refused(network, options, told):
+    with pytest.raises(UserError, match=told):
+        build_drafter(network, "medusa", **options)
+
+
 def test_nodes_deeper_than_a_rows_room_are_unused():
     logits = [torch.zeros(3, 6)] * 3
-    draft = draw_tree(logits, (2, 2), context([Sampling()] * 3), [3, 1, 0])
+    draft = draw_tree(logits, Shape((2, 2)), context([Sampling()] * 3), [3, 1, 0])
     assert [(row >= 0).sum().item() for row in draft.parents] == [2 + 4 + 4, 2, 0]
 
 
@@ -107,12 +151,12 @@ def test_a_tree_with_one_child_each_is_the_chain():
         assert [row.acceptance for row in chain] == [row.acceptance for row in tree]
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("name", "tree"), TREES)
 @pytest.mark.parametrize(
     ("verifier", "lengths"), [("token", range(9)), ("traversal", (1, 3)), ("coupled", (1, 3))]
 )
-def test_greedy_trees_give_plain_decodings_tokens_alone_and_together(network, name, verifier, lengths):
-    drafter = build_drafter(network, name, widths=list(WIDTHS))
+def test_greedy_trees_give_plain_decodings_tokens_alone_and_together(network, name, tree, verifier, lengths):
+    drafter = build_drafter(network, name, **tree)
     options = {"verifier": verifier, "max_new_tokens": 16}
     plain = [row.token_ids for row in generate(network, PROMPTS, max_new_tokens=16)]
     for length in lengths:
@@ -134,27 +178,29 @@ def test_a_sampled_row_does_not_depend_on_the_rows_beside_it(network, name):
         assert alone[0].acceptance == out[row].acceptance
 
 
-@pytest.mark.parametrize("name", HEADS)
-def test_coupled_trees_give_the_text_of_plain_coupled_decoding(network, name):
+@pytest.mark.parametrize(("name", "tree"), TREES)
+def test_coupled_trees_give_the_text_of_plain_coupled_decoding(network, name, tree):
     options = {"verifier": "coupled", "sampling": Sampling(temperature=1.0), "max_new_tokens": 25}
     plain = generate(network, PROMPTS, **options)
-    tree = generate(network, PROMPTS, drafter=build_drafter(network, name, widths=[3, 2]), **options)
-    assert [row.token_ids for row in tree] == [row.token_ids for row in plain]
+    found = generate(network, PROMPTS, drafter=build_drafter(network, name, **tree), **options)
+    assert [row.token_ids for row in found] == [row.token_ids for row in plain]
 
 
 @pytest.mark.parametrize(
-    ("name", "verifier", "sampling"),
+    ("name", "tree", "verifier", "sampling"),
     [
-        ("parallel", "token", Sampling(temperature=0.8, top_k=5, top_p=0.93)),
-        ("parallel", "traversal", Sampling(temperature=1.2)),
-        ("medusa", "traversal", Sampling(temperature=0.8, top_k=5, top_p=0.93)),
-        ("eagle", "token", Sampling(temperature=1.2)),
-        ("eagle", "traversal", Sampling(temperature=0.7, top_k=2)),
+        ("parallel", PAIRS, "token", Sampling(temperature=0.8, top_k=5, top_p=0.93)),
+        ("parallel", PAIRS, "traversal", Sampling(temperature=1.2)),
+        ("parallel", UNEVEN, "token", Sampling(temperature=1.2)),
+        ("medusa", PAIRS, "traversal", Sampling(temperature=0.8, top_k=5, top_p=0.93)),
+        ("medusa", UNEVEN, "traversal", Sampling(temperature=1.0)),
+        ("eagle", PAIRS, "token", Sampling(temperature=1.2)),
+        ("eagle", PAIRS, "traversal", Sampling(temperature=0.7, top_k=2)),
     ],
 )
-def test_sampled_trees_keep_the_law(name, verifier, sampling):
+def test_sampled_trees_keep_the_law(name, tree, verifier, sampling):
     network = table_network(name, 0.3)
-    drafter = build_drafter(network, name, widths=[2, 2])
+    drafter = build_drafter(network, name, **tree)
     check_law(network, [1, 2], sampling, drafter=drafter, num_draft_tokens=2, verifier=verifier)
 
 
@@ -203,7 +249,7 @@ def test_widths_that_are_no_numbers_are_refused(widths):
 def test_a_tree_wider_than_the_vocabulary_is_refused_by_name(network):
     with pytest.raises(UserError, match=r"widths=\[2, 65\] is a tree wider than the vocabulary of 64"):
         build_drafter(network, "parallel", widths=[2, 65])
-    assert build_drafter(tiny_network(vocab_size=6), "parallel", widths=[6]).widths == (6,)
+    assert build_drafter(tiny_network(vocab_size=6), "parallel", widths=[6]).shape == Shape((6,))
 
 
 def test_a_length_chosen_by_time_counts_depths_not_nodes(network):

@@ -3,23 +3,32 @@
 import pytest
 from drafters import drafter_for
 
-from decoding import generate
-from decoding.draft_length import FIRST, AutoLength, Costs, FixedLength
+from decoding import Sampling, generate
+from decoding.costs import LENGTHS, MEASURED, calibrated
+from decoding.draft_length import AutoLength, Costs, FixedLength
 from decoding.generate import drafter_names
+from decoding.reach import counted
+from decoding.rows import new_row
 
 PROMPTS = [[1, 2, 3, 4], [5], [7, 8, 9, 7, 8, 9, 7, 8]]
+
+
+def costs_of(slope):
+    costs = Costs()
+    costs.add(0, 1.0)
+    costs.add(16, 1.0 + 16 * slope)
+    return costs
 
 
 def simulated(acceptance, slope, steps):
     """Lengths chosen when acceptance(step) tokens of a draft are good and each costs `slope` of a plain
     step."""
-    policy = AutoLength(Costs())
+    policy = AutoLength(costs_of(slope))
     chosen = []
     for step in range(steps):
         length = policy.ask([0])[0]
         good = acceptance(step)
-        policy.learn(0, min(length, good + 1), min(length, good))
-        policy.took(length, 1.0 + slope * length)
+        policy.learn(0, counted(min(length, good + 1), min(length, good)))
         chosen.append(length)
     return chosen
 
@@ -31,7 +40,7 @@ def test_what_is_always_accepted_is_drafted_as_long_as_can_be():
 def test_what_is_never_accepted_is_not_drafted_but_for_rare_probes():
     chosen = simulated(lambda step: 0, 0.5, 500)
     assert sum(length > 0 for length in chosen) <= 10
-    assert all(length <= 1 for length in chosen[3:])
+    assert all(length <= 1 for length in chosen[1:])
 
 
 def test_a_probe_notices_that_the_text_has_changed():
@@ -47,17 +56,11 @@ def test_two_accepted_of_every_draft_means_two_or_three_drafted():
     assert set(simulated(lambda step: 2, 0.2, 200)[100:]) <= {2, 3}
 
 
-def test_first_length_is_measured_before_anything_is_known():
-    assert simulated(lambda step: 0, 0.5, 2) == [FIRST, 0]
-
-
 def test_every_row_has_its_own_record():
-    policy = AutoLength(Costs())
-    policy.took(FIRST, 1.9)
-    policy.took(0, 1.0)
+    policy = AutoLength(costs_of(0.3))
     for _ in range(20):
-        policy.learn(0, 3, 3)
-        policy.learn(1, 1, 0)
+        policy.learn(0, [1.0, 1.0, 1.0])
+        policy.learn(1, [0.0])
     good, bad = policy.ask([0, 1])
     assert good > 3
     assert bad == 0
@@ -74,3 +77,42 @@ def test_automatic_length_gives_plain_decodings_tokens(network, drafter):
 
 def test_a_fixed_length_is_fixed():
     assert FixedLength(4).ask([0, 1]) == [4, 4]
+
+
+def test_chances_say_in_a_few_steps_what_outcomes_say_in_many():
+    policy = AutoLength(costs_of(0.3))
+    for _ in range(3):
+        policy.learn(0, [0.7, 0.35])
+    assert policy.records[0].rates(2) == pytest.approx([0.66, 0.58], abs=0.01)
+
+
+def test_steps_are_measured_once_for_every_verifier_and_number_of_rows(network):
+    drafter = drafter_for(network, "suffix")
+    for verifier, prompts in (("token", PROMPTS), ("token", PROMPTS), ("block", PROMPTS[:1])):
+        generate(
+            network, prompts, drafter=drafter, num_draft_tokens="auto", verifier=verifier, max_new_tokens=3
+        )
+    assert sorted(MEASURED[drafter]) == [("block", 1), ("token", 3)]
+    assert all(sorted(costs.times) == sorted(LENGTHS) for costs in MEASURED[drafter].values())
+
+
+@pytest.mark.parametrize("name", ["suffix", "hybrid"])
+def test_what_was_drafted_while_measuring_is_not_remembered(network, name):
+    fixed, auto = drafter_for(network, name), drafter_for(network, name)
+    rows = [new_row(network, network.trunk.device, (), 0, PROMPTS[2], Sampling(), 0, 9, ())]
+    generate(network, PROMPTS[0], drafter=fixed, max_new_tokens=12)
+    generate(network, PROMPTS[0], drafter=auto, max_new_tokens=12)
+    calibrated(network, rows, auto, "token")
+    for drafter in (fixed, auto):
+        drafter.reset(1, None)
+    lookups = [getattr(drafter, "lookup", drafter) for drafter in (fixed, auto)]
+    assert [index.size for index in lookups[0].earlier] == [index.size for index in lookups[1].earlier]
+
+
+def test_nothing_is_measured_where_nothing_is_to_decode(network):
+    drafter = drafter_for(network, "ngram")
+    assert (
+        generate(network, [1, 2], drafter=drafter, num_draft_tokens="auto", max_new_tokens=0)[0].token_ids
+        == []
+    )
+    assert drafter not in MEASURED

@@ -77,10 +77,10 @@ def test_a_ranked_tree_has_the_most_probable_nodes(network):
 
 def test_a_ranked_tree_is_as_deep_as_the_room_and_its_parents_come_first():
     g = torch.Generator().manual_seed(1)
-    found = Candidates(torch.zeros(3, dtype=torch.long), 3)
+    found = Candidates(torch.zeros(3, dtype=torch.long), 3, 10)
     for width in (1, 3, 3):
         found.expand(torch.randn(3, width, 9, generator=g))
-    draft = found.draft([3, 1, 0], 10)
+    draft = found.draft([3, 1, 0])
     assert [(row >= 0).sum().item() for row in draft.parents] == [10, 3, 0]
     assert bool((draft.parents < torch.arange(1, 11)).all())
     assert depths(draft.parents)[0].max() <= 3
@@ -90,10 +90,10 @@ def test_a_ranked_tree_is_as_deep_as_the_room_and_its_parents_come_first():
 
 def test_sure_nodes_keep_their_parents():
     """Probability 1 all the way down: parent and child are equals."""
-    found = Candidates(torch.zeros(1, dtype=torch.long), 2)
+    found = Candidates(torch.zeros(1, dtype=torch.long), 2, 3)
     for width in (1, 2, 2):
         found.expand(torch.tensor([0.0, 5000.0, 0.0]).expand(1, width, 3))
-    draft = found.draft([3], 3)
+    draft = found.draft([3])
     assert drafted_paths(draft, 0)[1:] == [(1,), (1, 1), (1, 1, 1)]
 
 

@@ -1,7 +1,9 @@
 """Early exit keeps the trunk's tokens at every layer, and the trunk itself whatever happens."""
 
 import pytest
+import torch
 from tiny import tiny_network, tiny_trunk
+from trees import tree_steps
 
 from decoding import generate
 from decoding.drafters.early_exit import build
@@ -31,6 +33,25 @@ def test_without_a_layer_the_heads_own_exit_is_taken_and_without_a_head_half_of_
     assert (
         build(Network(trunk, {"early_exit": build_head("early_exit", trunk, exit_layer=3)})).exit_layer == 3
     )
+
+
+@pytest.mark.parametrize("adapter", ["norm", 2])
+def test_a_heads_adapter_drafts_at_its_own_exit_and_at_no_other(adapter):
+    trunk = tiny_trunk()
+    head = build_head("early_exit", trunk, exit_layer=2, adapter=adapter)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    network = Network(trunk, {"early_exit": head}).eval()
+    for exit_layer, leave in ((2, lambda hidden: head.exit(trunk, hidden)), (3, trunk.norm)):
+        for (text,), draft in tree_steps(network, build(network, exit_layer), [PROMPT]):
+            row = torch.tensor([text + draft.tokens[0].tolist()])
+            with torch.no_grad():
+                state = trunk(row, taps=(exit_layer,)).states[exit_layer]
+                best = trunk.lm_head(leave(state)).argmax(-1)[0, len(text) - 1 : -1]
+            assert draft.tokens[0].tolist() == best.tolist()
+    plain = generate(network, PROMPT, max_new_tokens=20)[0].token_ids
+    assert generate(network, PROMPT, drafter="early_exit", max_new_tokens=20)[0].token_ids == plain
 
 
 @pytest.mark.parametrize("exit_layer", [0, 4, 5, -1, 2.5, True, "2"])

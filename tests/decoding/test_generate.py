@@ -7,7 +7,8 @@ from drafters import drafter_for
 from tiny import tiny_network, tiny_trunk
 
 from decoding import generate
-from decoding.generate import VERIFIERS, drafter_names
+from decoding.generate import drafter_names
+from decoding.loop import VERIFIERS
 from mtp import Network, UserError
 
 PROMPTS = [[1, 2, 3, 4], [5], [9, 8, 7, 1, 2, 3, 9, 8], [3, 3], [7, 8, 9, 7, 8, 9, 7, 8]]

@@ -226,7 +226,7 @@ def read_out(network, prompt, name, length):
     settings = RowSampling.stack([WARM] * len(rows), 3, rows.device)
     out = trunk(rows, taps=head.taps)
     if name == "early_exit":
-        hidden = head.readouts(trunk, rows, out.states)[head.exit_layer - 1].hidden
+        hidden = list(head.readouts(trunk, rows, out.states))[head.exit_layer - 1].hidden
         said = {(t, j): hidden[:, root + t + j - 1] for t in range(length) for j in range(1, length - t + 1)}
     else:
         deeper = {"depth": length} if name == "sequential" else {}
@@ -514,14 +514,17 @@ def test_the_shipped_network_decodes_as_expected(shipped, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_drafter_length_and_verifier_decodes_as_expected(shipped, name):
-    """Greedily and sampled, 20 held-out prompts of 64 tokens with 64 new ones."""
+    """Greedily and sampled, lengths 1 to 8, 40 held-out prompts of 64 tokens with 64 new ones."""
     from training.prompts import held_out_documents, prompts
 
     if name not in shipped.heads and name in ("medusa", "eagle"):
         pytest.skip("the shipped network has no such head")
-    texts = [one.token_ids for one in prompts(held_out_documents(), 20, shipped.tokenizer, 64)]
-    for counts, found in compared(shipped, name, texts, 64):
-        assert abs(counts.steps - found.steps) <= 4 * found.deviation + 1e-6, found
+    texts = [one.token_ids for one in prompts(held_out_documents(), 40, shipped.tokenizer, 64)]
+    for counts, found in compared(shipped, name, texts, 64, range(1, 9)):
+        error = abs(counts.steps - found.steps)
+        print(name, found.num_draft_tokens, found.verifier, f"{counts.tau:.4f} {found.tau:.4f}", end=" ")
+        print(f"{error / found.deviation:.2f}" if found.deviation > 0 else f"{error:.1e}")
+        assert error <= 4 * found.deviation + 1e-6, found
 
 
 def compared(network, name, prompts, tokens, lengths=(1, 2, 4, 8)):

@@ -17,7 +17,8 @@ from decoding.cache import KVCache
 from decoding.context import StepContext
 from decoding.draft import Verdict
 from decoding.draft_length import FixedLength
-from decoding.generate import GREEDY, Verifier, build_drafter, decode, drafter_names
+from decoding.generate import GREEDY, build_drafter, drafter_names
+from decoding.loop import Verifier, decode
 from decoding.prompts import Prompt
 from decoding.rows import Row
 from decoding.sampling import RowSampling
@@ -130,11 +131,8 @@ def test_next_proposal_equals_that_of_a_fresh_start(network, name, pattern):
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_drafter_that_was_not_asked_for_a_while_has_missed_nothing(network, name):
     lengths = (4, 1, 0, 2, 4, 3, 0, 4)
-    policy = FixedLength(4)
     asked = iter(lengths)
-    varying = SimpleNamespace(
-        most=4, ask=lambda rows: [next(asked)] * len(rows), learn=policy.learn, took=policy.took
-    )
+    varying = SimpleNamespace(most=4, ask=lambda rows: [next(asked)] * len(rows), learns=False)
     steps, texts = run(network, name, PATTERNS["some"], varying)
     for (_, drafted, laws), rows, count in zip(steps, texts, lengths, strict=True):
         for r, text in enumerate(rows):
@@ -149,7 +147,7 @@ def teacher_forced(network, name, text, drafted):
     """Laws of depths 1 ... 4 from one pass over committed text, root and drafted tokens."""
     trunk, head = network.trunk, network.heads[name]
     row = torch.tensor([text + drafted])
-    readouts = head.readouts(trunk, row, trunk(row, taps=head.taps).states)
+    readouts = list(head.readouts(trunk, row, trunk(row, taps=head.taps).states))
     if name == "early_exit":
         exit_ = readouts[head.exit_layer - 1]
         places = [(exit_.hidden, len(text) - 1 + depth) for depth in range(len(drafted))]

@@ -9,7 +9,8 @@ from drafters import drafter_for
 from tiny import spelling_network
 
 from decoding import Draft, Sampling, Verdict, generate
-from decoding.generate import GREEDY, VERIFIERS, drafter_names
+from decoding.generate import GREEDY, drafter_names
+from decoding.loop import VERIFIERS
 from decoding.prompts import Prompt
 from decoding.rows import Row
 from decoding.stopping import Limits, Output

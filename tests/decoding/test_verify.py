@@ -6,10 +6,14 @@ import doctest
 import pytest
 import torch
 from exact import Models, Outcomes, all_drafts, emitted, integrate, leaves, only, path, thresholds
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from decoding import Draft, traversal, verify_block, verify_token, verify_traversal
+from decoding.loop import VERIFIERS as VERIFIERS_BY_NAME
 from decoding.noise import uniforms
 from decoding.tree import ancestors
+from decoding.verify import walk_chain, walk_tree
 
 V = 3
 VERIFIERS = [verify_token, verify_block, verify_traversal]
@@ -81,19 +85,18 @@ def test_block_accepts_at_least_as_many_as_token_for_each_of_a_thousand_pairs():
         assert gain.mean() > 0.01
 
 
-def test_block_reaches_depth_i_with_probability_p_i_whatever_comes_later():
+@pytest.mark.parametrize("verifier", ["token", "block", "traversal"])
+@pytest.mark.parametrize("kind", ["iid", "sure"])
+def test_a_chains_reach_is_the_chance_of_every_depth_given_the_tokens_so_far(verifier, kind):
     """P(tau >= i | X_1 ... X_i) = P_i for block, and the product of min(1, p/q) token by token."""
-    weight, p, draft = all_drafts(Models(6, sharpness=2.0), TREES["chain of three"], "iid")
-    at = draft.tokens[..., None]
-    ratio = (p[:, :-1].gather(2, at) / draft.q.gather(2, at))[..., 0]  # [R, 3]
-    block, token = torch.ones(len(p), dtype=torch.float64), ratio.clamp(max=1).cumprod(1)
-    for depth in (1, 2, 3):
-        block = (block * ratio[:, depth - 1]).clamp(max=1)
-        share = weight.reshape(V**depth, -1)  # rows with the same first tokens stand together
-        for verify, expected in ((verify_block, block), (verify_token, token[:, depth - 1])):
-            reached = integrate(verify, p, draft).reached(draft.parents)[:, depth]
-            mean = (share * reached.reshape(share.shape)).sum(1) / share.sum(1)
-            assert (mean - expected.reshape(share.shape)[:, 0]).abs().max() < 1e-9
+    rule = VERIFIERS_BY_NAME[verifier]
+    weight, p, draft = all_drafts(Models(6, sharpness=2.0), TREES["chain of three"], kind)
+    reach, reached = rule.reach(p, draft), integrate(rule.verify, p, draft).reached(draft.parents)[:, 1:]
+    for depth in range(3):
+        _, same = draft.tokens[:, : depth + 1].unique(dim=0, return_inverse=True)
+        share = torch.zeros(int(same.max()) + 1, dtype=torch.float64).index_add_(0, same, weight)
+        mean = torch.zeros_like(share).index_add_(0, same, weight * reached[:, depth]) / share
+        assert (mean[same] - reach[:, depth]).abs().max() < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -279,3 +282,22 @@ def test_unused_nodes_are_never_accepted():
     for verify in VERIFIERS:
         verdict = verify(p, draft, torch.zeros(4, 3, dtype=torch.float64))
         assert verdict.accepted.tolist() == [[True, False, False]] * 4
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 2**31 - 1), st.integers(0, 4), st.booleans(), st.booleans())
+def test_a_chain_verified_at_once_gets_the_verdict_of_the_walk_node_by_node(seed, count, drawn, sparse):
+    generator = torch.Generator().manual_seed(seed)
+    p = torch.rand(3, count + 1, 5, generator=generator)
+    q = torch.rand(3, count, 5, generator=generator)
+    if sparse:  # one-hot targets, as greedy ones are
+        p = (p == p.amax(-1, keepdim=True)).float()
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    tokens = torch.randint(0, 5, (3, count), generator=generator)
+    lengths = torch.randint(0, count + 1, (3, 1), generator=generator)
+    parents = torch.where(torch.arange(count) < lengths, torch.arange(count), -1)
+    draft = Draft(tokens, parents, q if drawn else None)
+    u = torch.rand(3, count + 1, generator=generator, dtype=torch.float64)
+    once, walked = walk_chain(p, draft, u), walk_tree(p, draft, u)
+    assert torch.equal(once.accepted, walked.accepted)
+    assert torch.equal(once.next_token, walked.next_token)
