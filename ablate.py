@@ -31,7 +31,8 @@ from rich.progress import track
 import decode
 from decoding import Sampling, generate
 from decoding.comparison import compare, counts, greedy
-from decoding.generate import VERIFIERS
+from decoding.contest import Build, maker
+from decoding.loop import VERIFIERS
 from decoding.machine import busy, processor
 from decoding.requests import check_whole
 from decoding.results import Row, add_result, identity, read_results, replace
@@ -45,6 +46,7 @@ from training.provenance import provenance
 
 DECODING = ("max_new_tokens", "num_draft_tokens", "verifier")
 SETTINGS = ("prompts", "prompt_tokens", *DECODING, "temperature", "repeats", "threads")
+LOADING = ("dtype", "device", "packed", "compile")
 HELD_OUT = (
     "source",
     "validation_fraction",
@@ -99,13 +101,50 @@ def plan(config: dict[str, Any]) -> list[Planned]:
         check_network(name, network)
         training = compose_training(config, name, network["train"]) if "train" in network else None
         model = training["out"] if training else network["model"]
-        for drafter in network["drafters"]:
-            build = compose("decode", [f"drafter={drafter}"], f"networks.{name}.drafters")["drafter"]
-            made = without_places(training) if training else stored(model, drafter)
-            depends = {key: config[key] for key in (*SETTINGS, "seed", "dtype", "device")}
+        for wanted in network["drafters"]:
+            build = drafter_config(wanted, f"networks.{name}.drafters")
+            made = without_places(training) if training else stored(model, drafter_name(build))
+            depends = {key: config[key] for key in (*SETTINGS, "seed", *LOADING)}
             depends |= {"network": made, "drafter": build, "data": held_out(config["data"])}
-            rows.append(Planned(name, drafter, build, training, model, depends))
+            rows.append(Planned(name, label(wanted), build, training, model, depends))
+    names = [row.name for row in rows]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UserError(f"networks: {twice[0]} is there twice")
     return rows
+
+
+def drafter_config(wanted: Any, where: str) -> dict[str, Any]:
+    """The config of a drafter that is named, or is {drafter: name, option: value}: with all its options."""
+    options = dict(wanted) if isinstance(wanted, dict) else {"drafter": wanted}
+    name = options.pop("drafter", None)
+    if not isinstance(name, str):
+        raise UserError(f"{where}: {wanted!r} is neither a name nor {{drafter: name, option: value}}")
+    build = compose("decode", [f"drafter={name}"], where)["drafter"]
+    known = [key for key in build if key != "_target_"]
+    if unknown := [key for key in options if key not in known]:
+        raise UserError(f"{where}: {name} has no option {unknown[0]}; it has {', '.join(known) or 'none'}")
+    return build | options
+
+
+def drafter_name(build: dict[str, Any]) -> str:
+    return build["_target_"].split(".")[-2]
+
+
+def drafter_maker(network: Network, build: dict[str, Any]) -> Build:
+    """What builds this drafter anew for every run."""
+    return maker(network, drafter_name(build), {key: build[key] for key in build if key != "_target_"})
+
+
+def label(wanted: str | dict[str, Any]) -> str:
+    """A name, and behind it the options.
+
+    >>> label("ngram"), label({"drafter": "early_exit", "exit_layer": 3})
+    ('ngram', 'early_exit exit_layer=3')
+    """
+    if isinstance(wanted, str):
+        return wanted
+    options = (f"{key}={value}" for key, value in wanted.items() if key != "drafter")
+    return " ".join([wanted["drafter"], *options])
 
 
 def chosen(rows: list[Planned], only: list[str] | None) -> list[Planned]:
@@ -192,15 +231,13 @@ def read_provenance(model: str) -> dict[str, Any]:
 
 def measure(row: Planned, config: dict[str, Any], argv: list[str]) -> Row:
     """Decode with the row's drafter and plainly; everything that the table and its readers want."""
-    network = decode.load(
-        {"model": row.model, "heads": None, "dtype": config["dtype"], "device": config["device"]}
-    )
-    drafter = instantiate(row.build, network=network)
+    network = decode.load({"model": row.model, "heads": None} | {key: config[key] for key in LOADING})
+    build = drafter_maker(network, row.build)
     ids = cut_prompts(network, config)
     options = {key: config[key] for key in (*DECODING, "seed")}
     sampling = Sampling(temperature=config["temperature"])
-    sampled = generate(network, ids, drafter=drafter, sampling=sampling, **options)
-    trials = compare(network, drafter, shown(ids), repeats=config["repeats"], **options)
+    sampled = generate(network, ids, drafter=build(), sampling=sampling, **options)
+    trials = compare(network, build, shown(ids), repeats=config["repeats"], **options)
     if warning := busy(config["threads"]):
         say(f"warning: {warning}")
     made = read_provenance(row.model)
@@ -211,7 +248,7 @@ def measure(row: Planned, config: dict[str, Any], argv: list[str]) -> Row:
         "model": row.model,
         **provenance(row.config, made.get("validation", {}), ["ablate.py", *argv]),
         "training_tokens": training_tokens(made),
-        "parameters": parameters(network, row.drafter),
+        "parameters": parameters(network, drafter_name(row.build)),
         "settings": {key: config[key] for key in SETTINGS},
         "machine": processor(network.trunk.device),
         "dtype": str(network.trunk.dtype).removeprefix("torch."),
@@ -272,6 +309,7 @@ def check_config(config: dict[str, Any]) -> None:
         check_whole(key, config[key], 0)
     check_choice("verifier", config["verifier"], tuple(VERIFIERS))
     check_choice("dtype", config["dtype"], (None, *decode.DTYPES))
+    decode.check_form(config)
     Sampling(temperature=config["temperature"])
     for key in ("train", "only"):
         check_texts(key, config[key] or [])
@@ -281,8 +319,10 @@ def check_network(name: str, network: Any) -> None:
     if not isinstance(network, dict) or set(network) not in ({"train", "drafters"}, {"model", "drafters"}):
         found = ", ".join(network) if isinstance(network, dict) else repr(network)
         raise UserError(f"networks.{name} has {found}; it needs drafters, and either train or model")
-    for key in sorted(set(network) - {"model"}):
-        check_texts(f"networks.{name}.{key}", network[key])
+    if "train" in network:
+        check_texts(f"networks.{name}.train", network["train"])
+    if not isinstance(network["drafters"], list):
+        raise UserError(f"networks.{name}.drafters={network['drafters']!r} is not a list of drafters")
 
 
 def check_texts(key: str, value: Any) -> None:

@@ -5,6 +5,7 @@ import json
 
 import hydra
 import pytest
+from drafters import tiny_draft
 from omegaconf import OmegaConf
 from tiny import tiny_network
 
@@ -128,6 +129,17 @@ def test_a_row_is_another_when_its_head_or_its_trunk_was_trained_anew(folder):
     assert on_folder(folder, "ngram").id != lookup
 
 
+def test_a_drafter_may_have_options(folder, tmp_path):
+    row = on_folder(folder, {"drafter": "early_exit", "exit_layer": 1})
+    assert row.name == "tiny/early_exit exit_layer=1"
+    assert row.build["exit_layer"] == 1
+    assert row.id != on_folder(folder, "early_exit").id
+    tiny_draft(tiny_network()).save_pretrained(tmp_path / "draft")
+    row = on_folder(folder, {"drafter": "draft_model", "model": str(tmp_path / "draft")})
+    build = ablate.drafter_maker(tiny_network(), row.build)
+    assert build() is not build()
+
+
 def test_rows_that_are_done_are_not_measured_again(tmp_path, stubbed):
     for _ in range(2):
         ablate.ablate(composed(out=str(tmp_path)), [])
@@ -205,6 +217,13 @@ def test_training_tokens_are_those_of_the_run_or_unknown(training):
         ('networks.parallel.train=["data.held_out_fraction=0"]', "networks.parallel.train: data.source, "),
         ("+networks.parallel.model=x", "networks.parallel has train, drafters, model; it needs"),
         ("+networks.x={model: nowhere/x/y, drafters: [none]}", "model: nowhere/x/y is not a network folder"),
+        (
+            "networks.parallel.drafters=[{drafter: ngram, max_gram: 3}]",
+            "networks.parallel.drafters: ngram has no option max_gram; it has min_ngram, max_ngram",
+        ),
+        ("networks.parallel.drafters=[3]", "networks.parallel.drafters: 3 is neither a name nor"),
+        ("networks.parallel.drafters=ngram", "networks.parallel.drafters='ngram' is not a list of drafters"),
+        ("networks.sequential.drafters=[ngram,ngram]", "networks: sequential/ngram is there twice"),
         ("train=3", "train=3 is not a list of texts"),
         ("prompts=0", "prompts=0 is not a whole number of at least 1"),
         ("temperature=nan", "temperature=nan is not a finite number"),
