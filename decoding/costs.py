@@ -41,11 +41,12 @@ class Filled:
 
     def propose(self, root: Tensor, num_draft_tokens: int, context: Context) -> Draft:
         draft = self.drafter.propose(root, num_draft_tokens, context)
-        missing = num_draft_tokens - draft.tokens.shape[1]
+        wanted = min(num_draft_tokens, max(context.room))
+        missing = wanted - draft.tokens.shape[1]
         if draft.q is not None or draft.exit_layer or missing <= 0:
             return draft
         tokens = torch.cat([draft.tokens, draft.tokens.new_zeros(len(root), missing)], dim=1)
-        return Draft(tokens, torch.arange(num_draft_tokens, device=root.device).expand_as(tokens))
+        return Draft(tokens, torch.arange(wanted, device=root.device).expand_as(tokens))
 
     def select(self, rows: Tensor) -> None:
         self.drafter.select(rows)

@@ -490,6 +490,21 @@ def test_timed_steps_reject_everything_and_fill_lookups_up(network):
     assert sorted(measure(network, texts, Autoregressive(), "token", [0]).times) == [0]
 
 
+def test_a_timed_step_scores_just_the_tokens_of_its_length(network, monkeypatch):
+    widths = []
+    forward = type(network.trunk).forward
+    monkeypatch.setattr(
+        type(network.trunk),
+        "forward",
+        lambda trunk, tokens, **options: widths.append(tokens.shape[1]) or forward(trunk, tokens, **options),
+    )
+    texts = [Text([1, 2, 3], [4], Sampling(), 9)]
+    for drafter in (Autoregressive(), drafter_for(network, "ngram"), drafter_for(network, "parallel")):
+        widths.clear()
+        measure(network, texts, drafter, "token", [0, 1, 3], calls=2)
+        assert widths == [2, 1, 1, 1, 2, 2, 2, 4, 4, 4]  # the prompt first; one step of each length warms up
+
+
 # The shipped network.
 
 
