@@ -191,7 +191,7 @@ def loader(name: str, checkpoint: Checkpoint, said: dict[str, Any]) -> Callable[
 def read_prompts(
     config: dict[str, Any], network: Network, files: dict[str, list[Item]]
 ) -> list[tuple[str, list[int]]]:
-    """Categories and token ids, in the order of the files; only the first of every category if so asked."""
+    """Categories and token ids, in the order of the files; `categories` and `per_category` leave some out."""
     found: list[tuple[str, list[int]]] = []
     for source in config["prompts"]:
         if source == HELD_OUT:
@@ -199,6 +199,10 @@ def read_prompts(
             found += [("held-out", ids) for ids in cut]
         else:
             found += [(item.category, prompt_ids(network, item.prompt)) for item in files[source]]
+    wanted, known = config["categories"], {category for category, _ in found}
+    if missing := [category for category in wanted or () if category not in known]:
+        raise UserError(f"categories names {missing[0]}, which is not one of {', '.join(sorted(known))}")
+    found = [one for one in found if wanted is None or one[0] in wanted]
     most = config["per_category"]
     return [one for place, one in enumerate(found) if most is None or earlier(found, place) < most]
 
@@ -230,6 +234,8 @@ def check_config(config: dict[str, Any]) -> None:
         check_whole(key, config[key], 1)
     for key in ("seed", "theory"):
         check_whole(key, config[key], 0)
+    if not (config["categories"] is None or isinstance(config["categories"], list)):
+        raise UserError(f"categories={config['categories']!r} is not a list")
     if config["per_category"] is not None:
         check_whole("per_category", config["per_category"], 1)
     check_choice("dtype", config["dtype"], (None, *decode.DTYPES))

@@ -126,8 +126,10 @@ def test_costs_and_what_they_promise_are_there_for_every_drafter(done):
 
 
 def test_waits_for_the_device_are_counted_if_asked_for(model, prompts, tmp_path):
-    run(*command(model, prompts, tmp_path, *LITTLE, "syncs=true", "per_category=1"))
-    found = json.loads((tmp_path / "out.json").read_text())["syncs"]
+    run(*command(model, prompts, tmp_path, *LITTLE, "syncs=true", "per_category=1", "categories=[chat]"))
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert [row["category"] for row in document["prompts"]] == ["chat"]
+    found = document["syncs"]
     assert list(found) == ["plain", "ngram"]
     assert all(one["steps"] == 2 for one in found.values())  # of four steps, the first two are not counted
     assert "Waits of the processor for the device, by step: plain " in (tmp_path / "out.md").read_text()
@@ -219,6 +221,8 @@ def test_held_out_prompts_are_cut_from_the_held_out_documents(model, tmp_path, m
         ("prompts=[no.jsonl]", "prompt_file=no.jsonl cannot be read"),
         ("prompts=[no.txt]", "prompts: no.txt is not a .jsonl file"),
         ("repeats=0", "repeats=0 is not a whole number of at least 1"),
+        ("categories=[chess]", "categories names chess, which is not one of"),
+        ("categories=copy", "categories='copy' is not a list"),
         ("per_category=0", "per_category=0 is not a whole number of at least 1"),
         ("output=nowhere/x.json", "output=nowhere/x.json: there is no folder nowhere"),
         ("output=x.jsonl", "output=x.jsonl: the .jsonl is for what is done"),
