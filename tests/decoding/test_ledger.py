@@ -529,13 +529,13 @@ def test_the_shipped_network_decodes_as_expected(shipped, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_drafter_length_and_verifier_decodes_as_expected(shipped, name):
-    """Greedily and sampled, lengths 1 to 8, 40 held-out prompts of 64 tokens with 64 new ones."""
+    """Greedily and sampled, lengths 1 to 8, 16 held-out prompts of 64 tokens with 48 new ones."""
     from training.prompts import held_out_documents, prompts
 
     if name not in shipped.heads and name in ("medusa", "eagle"):
         pytest.skip("the shipped network has no such head")
-    texts = [one.token_ids for one in prompts(held_out_documents(), 40, shipped.tokenizer, 64)]
-    for counts, found in compared(shipped, name, texts, 64, range(1, 9)):
+    texts = [one.token_ids for one in prompts(held_out_documents(), 16, shipped.tokenizer, 64)]
+    for counts, found in compared(shipped, name, texts, 48, range(1, 9)):
         error = abs(counts.steps - found.steps)
         print(name, found.num_draft_tokens, found.verifier, f"{counts.tau:.4f} {found.tau:.4f}", end=" ")
         print(f"{error / found.deviation:.2f}" if found.deviation > 0 else f"{error:.1e}")
