@@ -40,7 +40,9 @@ from decoding.table import in_short, table
 from mtp import Network, UserError
 from mtp.checkpoint import fingerprint
 from mtp.network import resolve
-from train import check_choice, quiet, say, train
+from train import quiet, train
+from training.config import check_choice
+from training.progress import say
 from training.prompts import prompts
 from training.provenance import provenance
 
@@ -240,7 +242,8 @@ def measure(row: Planned, config: dict[str, Any], argv: list[str]) -> Row:
     trials = compare(network, build, shown(ids), repeats=config["repeats"], **options)
     if warning := busy(config["threads"]):
         say(f"warning: {warning}")
-    made = read_provenance(row.model)
+    made, form = read_provenance(row.model), network.form
+    network.unpack()  # its parameters can be counted then
     result = {
         "id": row.id,
         "network": row.network,
@@ -252,6 +255,7 @@ def measure(row: Planned, config: dict[str, Any], argv: list[str]) -> Row:
         "settings": {key: config[key] for key in SETTINGS},
         "machine": processor(network.trunk.device),
         "dtype": str(network.trunk.dtype).removeprefix("torch."),
+        "form": form,
         "warning": warning,
         "greedy": greedy(trials),
         "sampled": counts(sampled),

@@ -32,7 +32,9 @@ from decoding.standings import PLAIN
 from mtp import Network, UserError
 from mtp.errors import check_whole
 from mtp.network import resolve
-from train import check_choice, quiet, say
+from train import quiet
+from training.config import check_choice
+from training.progress import say
 from training.provenance import provenance
 
 HELD_OUT = "held_out"

@@ -29,7 +29,7 @@ from decoding.requests import Request, read_requests
 from decoding.terminal import Terminal
 from decoding.trace import page
 from decoding.tracer import Tracer
-from mtp import Network, UserError
+from mtp import Network, UserError, kernel
 
 LITERAL = ("prompt", "stop")  # keys whose text Hydra's grammar would change or refuse
 DTYPES = ("float32", "bfloat16", "float16")
@@ -76,6 +76,7 @@ def main(config: dict[str, Any], literal: dict[str, str]) -> None:
         write_text(config["trace"], page(tracer.stories, named))
     if config["output"]:
         settings = {key: config[key] for key in ("model", "verifier", "num_draft_tokens", "seed")}
+        settings["form"] = network.form
         settings["ledger"] = book and [dataclasses.asdict(line) for line in book.entries]
         write(
             config["output"],
@@ -127,25 +128,33 @@ def load(config: dict[str, Any]) -> Network:
 
 def check_form(config: dict[str, Any]) -> None:
     """Refuse values of packed and compile that are none, or that contradict each other."""
-    if not isinstance(config["packed"], bool) and config["packed"] != "auto":
-        raise UserError(f"packed={config['packed']} is not one of auto, true, false")
-    if not isinstance(config["compile"], bool):
-        raise UserError(f"compile={config['compile']} is not one of true, false")
-    if config["compile"] and config["packed"] is True:
+    for key in ("packed", "compile"):
+        if not isinstance(config[key], bool) and config[key] != "auto":
+            raise UserError(f"{key}={config[key]} is not one of auto, true, false")
+    if config["compile"] is True and config["packed"] is True:
         raise UserError(
             "packed=true with compile=true: the kernel reads weights as they lie; say one of the two"
         )
 
 
 def shape(network: Network, config: dict[str, Any]) -> None:
-    """Pack or compile the network as the config says; what was asked for by name must be possible."""
-    if config["compile"]:
-        with Console(stderr=True).status("building the kernel for this machine (seconds, once)"):
-            reason = network.compile_kernel()
-        if reason:
-            raise UserError(f"compile=true: {reason}")
-    elif config["packed"] and (reason := network.pack()) and config["packed"] is True:
+    """Compile or pack the network as the config says; what was asked for by name must be possible."""
+    wanted = config["compile"] is True or (config["compile"] and config["packed"] is not True)
+    if wanted and (reason := compiled(network)) is None:
+        return
+    if config["compile"] is True:
+        raise UserError(f"compile=true: {reason}")
+    if config["packed"] and (reason := network.pack()) and config["packed"] is True:
         raise UserError(f"packed=true: {reason}")
+
+
+def compiled(network: Network) -> str | None:
+    """Put the kernel in, saying so where it is built first; the reason where that cannot be."""
+    trunk = network.trunk
+    if kernel.why_not(trunk.device, trunk.dtype, trunk.config) or kernel.path().is_file():
+        return network.compile_kernel()
+    with Console(stderr=True).status("building the kernel for this machine (seconds, once)"):
+        return network.compile_kernel()
 
 
 def decode(

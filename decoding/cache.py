@@ -5,6 +5,7 @@ tokens in slots 0 ... length-1 without gaps, so rows of different lengths lie si
 scratch costs nothing. Shapes: B rows, W nodes run at once, S slots looked at, heads, D head dimension.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding.tree import ancestors, depths, is_chain
+from mtp.compiled import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +87,7 @@ class KVCache:
         """Store [B, heads, W, D] in the open window; return all slots that its mask speaks of."""
         window = self.window
         assert window is not None
-        if layer_idx not in self.layers:
-            shape = (keys.shape[0], keys.shape[1], self.capacity, keys.shape[3])
-            self.layers[layer_idx] = (keys.new_zeros(shape), values.new_zeros(shape))
-        stored = self.layers[layer_idx]
+        stored = self._layer(layer_idx, keys, keys.shape[1], keys.shape[3])
         for buffer, new in zip(stored, (keys, values), strict=True):
             if window.slots is None:
                 buffer[:, :, window.first : window.first + new.shape[2]] = new
@@ -96,6 +95,19 @@ class KVCache:
                 rows = torch.arange(len(new), device=new.device)[:, None]
                 buffer[rows, :, window.slots] = new.transpose(1, 2)
         return stored[0][:, :, : window.size], stored[1][:, :, : window.size]
+
+    def storage(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int) -> Storage:
+        """Instead of `update`, for a kernel that writes keys and values of the open window itself."""
+        window = self.window
+        assert window is not None
+        stored = [self._layer(index, hidden, heads, size) for index in layers]
+        return Storage(stored, window.size, window.first, window.slots)
+
+    def _layer(self, index: int, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
+        if index not in self.layers:
+            shape = (len(self.lengths), heads, self.capacity, size)
+            self.layers[index] = (like.new_zeros(shape), like.new_zeros(shape))
+        return self.layers[index]
 
     def layer(self, index: int) -> "LayerView":
         return LayerView(self, index)
@@ -138,3 +150,6 @@ class LayerView:
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, **options: Any) -> tuple[Tensor, Tensor]:
         return self.cache.update(keys, values, self.index, **options)
+
+    def storage(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int) -> Storage:
+        return self.cache.storage([self.index], hidden, heads, size)

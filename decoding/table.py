@@ -37,7 +37,7 @@ def source(rows: list[Row]) -> str:
     return (
         f"`{distinct(rows, 'command')}`, commit {distinct(rows, 'commit')}, seed {distinct(rows, 'seed')}; "
         f"{versions}; {distinct(rows, 'machine')}, {settings['threads']} threads, "
-        f"{distinct(rows, 'dtype')}.\n"
+        f"{distinct(rows, 'dtype')}, weights {distinct(rows, 'form')}.\n"
         f"{settings['prompts']} held-out prompts of {settings['prompt_tokens']} tokens, one at a time, "
         f"{settings['max_new_tokens']} new tokens, {settings['num_draft_tokens']} draft tokens, "
         f"{settings['verifier']} verification, sampled at temperature {settings['temperature']}; "

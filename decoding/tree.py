@@ -40,7 +40,7 @@ def ancestors(parents: Tensor) -> Tensor:
 def is_chain(parents: Tensor) -> bool:
     """Whether every used node hangs on the one before it (host tensor)."""
     line = torch.arange(parents.shape[1])
-    return bool(((parents == line) | (parents < 0)).all())
+    return not len(line) or bool(((parents == line) | (parents < 0)).all())
 
 
 def height(parents: Tensor) -> int:

@@ -8,8 +8,11 @@ Shapes: B rows, W tokens, S slots, K key heads of size D, H hidden size.
 """
 
 import ctypes
+import functools
 from collections.abc import Sequence
-from ctypes import c_size_t, c_void_p
+from ctypes import c_int64, c_size_t, c_void_p
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -17,11 +20,21 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mtp.fast_layer import swap
-from mtp.kernel import Layer, Matrix, library
+from mtp.kernel import Layer, Matrix, Run, library
 from mtp.packed import joined_bias, refuse
 
 LARGE_PAGE, MADV_HUGEPAGE = 2**21, 14  # bytes; Linux's advice, which it may well not take
 MOST_TOKENS = 32  # beyond, torch's own products are the faster ones
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a run of layers puts its keys and values, and how many slots there are to look at."""
+
+    layers: list[tuple[Tensor, Tensor]]  # [B, K, S or more, D] each, all of one shape and without gaps
+    size: int  # S
+    first: int = 0  # the first token's slot
+    slots: Tensor | None = None  # [B, W] every token's slot, where they do not follow each other
 
 
 class Stacked:
@@ -91,6 +104,27 @@ class CompiledLinear(nn.Module):
         return self.linear[0]
 
 
+class CompiledNorm(nn.Module):
+    """Stands where a norm of the trunk's kind stood."""
+
+    def __init__(self, norm: Any):
+        super().__init__()
+        self.norm = norm
+        self.weight, self.epsilon, self.normalize = norm.weight, norm.variance_epsilon, library().normalize
+        self.register_state_dict_pre_hook(refuse)
+
+    def restore(self) -> nn.Module:
+        return self.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, size = x.contiguous(), x.shape[-1]
+        y = torch.empty_like(x)
+        self.normalize(
+            self.weight.data_ptr(), x.numel() // size, size, self.epsilon, x.data_ptr(), y.data_ptr(),
+        )  # fmt: skip
+        return y
+
+
 class CompiledLayer(nn.Module):
     """Stands where a decoder layer stood and is called as it was; `restore` gives that layer back.
 
@@ -115,7 +149,7 @@ class CompiledLayer(nn.Module):
         self.queries = attention.q_proj.out_features // self.size
         self.keys = attention.k_proj.out_features // self.size
         self.inner = mlp.down_proj.in_features
-        self.library, self.struct = library(), self._struct(layer)
+        self.run_layers, self.struct = library().run_layers, self._struct(layer)
         self.register_state_dict_pre_hook(refuse)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -145,32 +179,69 @@ class CompiledLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """hidden [B, W, H] -> [B, W, H]; the other arguments as in Trunk.run."""
+        if self.takes(hidden, attention_mask, cache):
+            return self.run(hidden, (1,), attention_mask, position_embeddings, cache)[0]
+        rotary = unsigned(*position_embeddings)
+        return self.layer[0](hidden, attention_mask=attention_mask, position_embeddings=rotary, cache=cache)
+
+    def takes(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> bool:
+        """Whether the kernel can run this: few tokens, a boolean mask, and a cache that it can write to."""
+        few = hidden.shape[0] * hidden.shape[1] <= MOST_TOKENS
+        known = cache is None or hasattr(cache, "storage")
+        return few and known and (mask is None or mask.dtype == torch.bool)
+
+    def run(
+        self, hidden: Tensor, ends: tuple[int, ...], mask: Tensor | None, rotary: Any, cache: Any
+    ) -> Tensor:
+        """Run ends[-1] layers of the trunk from this one on, all in one call; the states [len(ends), B, W, H]
+        after so many of them.
+
+        With ends (1, 3) three layers run, and the states are those after the first and the third.
+        """
         batch, width, size = hidden.shape
-        tokens = batch * width
-        if tokens > MOST_TOKENS or (attention_mask is not None and attention_mask.dtype != torch.bool):
-            rotary = unsigned(*position_embeddings)
-            return self.layer[0](
-                hidden, attention_mask=attention_mask, position_embeddings=rotary, cache=cache
-            )
-        hidden, (cosines, sines) = hidden.contiguous(), (angle.contiguous() for angle in position_embeddings)
-        scratch = hidden.new_empty(tokens * (3 * size + self.queries * self.size + 3 * self.inner))
-        heads = hidden.new_empty(batch, width, self.queries + 2 * self.keys, self.size)
-        self.library.project(
-            self.struct, tokens, cosines.numel() // self.size,
-            hidden.data_ptr(), cosines.data_ptr(), sines.data_ptr(), scratch.data_ptr(), heads.data_ptr(),
+        count, hidden, (cosines, sines) = ends[-1], hidden.contiguous(), map(Tensor.contiguous, rotary)
+        indices = range(self.index, self.index + count)
+        storage = (cache or Own()).storage(indices, hidden, self.keys, self.size)
+        tensors = [tensor for pair in storage.layers for tensor in pair]
+        mask = None if mask is None else mask.contiguous()
+        mask_step = 0 if mask is None or len(mask) == 1 else mask.stride(0)
+        numbers = 2 * size + 2 * (self.queries + self.keys) * self.size + 3 * self.inner
+        scratch = hidden.new_empty(batch * width * numbers)
+        states = hidden.new_empty(len(ends), batch, width, size)
+        what = Run(
+            count, batch, width, storage.size,
+            hidden.data_ptr(), cosines.data_ptr(), sines.data_ptr(), cosines.numel() // self.size,
+            addresses(tensors), tensors[0].stride(0), tensors[0].stride(1),
+            None if storage.slots is None else storage.slots.data_ptr(), storage.first,
+            None if mask is None else mask.data_ptr(), mask_step,
+            places(ends), scratch.data_ptr(), states.data_ptr(),
         )  # fmt: skip
-        _, keys, values = heads.transpose(1, 2).split((self.queries, self.keys, self.keys), dim=1)
-        keys, values = cache.update(keys, values, self.index) if cache else (keys, values)
-        keys, values = rows_side_by_side(keys, values)
-        mask = None if attention_mask is None else attention_mask.contiguous()
-        output = torch.empty_like(hidden)
-        self.library.finish(
-            self.struct, batch, width, keys.shape[2], hidden.data_ptr(), heads.data_ptr(),
-            keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1),
-            *((None, 0) if mask is None else (mask.data_ptr(), mask.stride(0) if len(mask) > 1 else 0)),
-            scratch.data_ptr(), output.data_ptr(),
-        )  # fmt: skip
-        return output
+        self.run_layers(self.struct, what)
+        return states
+
+
+class Own:
+    """Keys and values of texts that nothing goes before; every layer uses the same memory."""
+
+    def storage(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int) -> Storage:
+        batch, width = hidden.shape[:2]
+        keys, values = hidden.new_empty(2, batch, heads, width, size)
+        return Storage([(keys, values)] * len(layers), width)
+
+
+def addresses(tensors: Sequence[Tensor]) -> Any:
+    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+@functools.lru_cache
+def places(ends: tuple[int, ...]) -> Any:
+    """Where each layer's output goes: a state that is asked for is written until it is whole.
+
+    >>> list(places((1, 3)))
+    [0, 1, 1]
+    """
+    found = [place for place, end in enumerate(ends) for _ in range(end - (ends[place - 1] if place else 0))]
+    return (c_int64 * len(found))(*found)
 
 
 def unsigned(cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,13 +250,8 @@ def unsigned(cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
     return cosines, torch.cat([-low, high], dim=-1)
 
 
-def rows_side_by_side(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, K, S, D] as the kernel reads them: a head's slots in a row, both laid out alike."""
-    if keys.stride()[2:] != (keys.shape[3], 1) or keys.stride() != values.stride():
-        return keys.contiguous(), values.contiguous()
-    return keys, values
-
-
 def compile_modules(module: nn.Module, trunk: Any) -> None:
     """Put compiled modules in the place of all layers of the trunk's kind and all linears below `module`."""
-    swap(module, trunk, CompiledLayer, CompiledLinear)
+    swap(module, trunk, CompiledLayer, CompiledLinear, CompiledNorm)
+    for layer, following in pairwise(trunk.layers):
+        layer.struct.next = ctypes.addressof(following.struct)

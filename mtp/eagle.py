@@ -29,6 +29,7 @@ class Eagle(nn.Module):
 
     kind = "eagle"
     chained = True
+    foretells = True  # states of the trunk, which a loss can compare with the true ones
     draft_ids: Tensor | None
 
     def __init__(self, trunk: Trunk, rollout: int = 1, draft_vocab: DraftVocab = None):

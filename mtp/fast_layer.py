@@ -171,7 +171,13 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, s
 def pack(module: nn.Module, trunk: Any) -> None:
     """Put packed modules in the place of all layers of the trunk's kind and all linears below `module`."""
     shared = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
-    swap(module, trunk, lambda layer: FastLayer(layer, shared), lambda linear: PackedLinear(linear, shared))
+    swap(
+        module,
+        trunk,
+        lambda layer: FastLayer(layer, shared),
+        lambda linear: PackedLinear(linear, shared),
+        FastNorm,
+    )
 
 
 def swap(
@@ -179,6 +185,7 @@ def swap(
     trunk: Any,
     new_layer: Callable[[nn.Module], nn.Module],
     new_linear: Callable[[nn.Linear], nn.Module],
+    new_norm: Callable[[nn.Module], nn.Module],
 ) -> None:
     """Replace layers, linears, norms and rotary embedding of the trunk's kinds below `module`."""
     layer, norm, rotary = (
@@ -193,7 +200,7 @@ def swap(
         if isinstance(child, nn.Linear):
             return new_linear(child)
         if isinstance(child, norm):
-            return FastNorm(child)
+            return new_norm(child)
         return FastRotary(child) if isinstance(child, rotary) else child
 
     replace_modules(module, new)

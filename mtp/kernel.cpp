@@ -1,4 +1,4 @@
-// One decoder layer for a few tokens, float32. Built by mtp/compiled.py for the machine that it runs on.
+// Decoder layers for a few tokens, float32. Built by mtp/kernel.py for the machine that it runs on.
 //
 // With few tokens a layer costs what reading its weights costs. So every weight is read once, in order and for all
 // tokens, each thread its own rows. A number is summed in the same order however many tokens run beside it: what a
@@ -9,13 +9,16 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <utility>
 
 #ifdef __AVX512F__
-constexpr int V = 16, TOKENS = 8, SUMS = 32;  // numbers in a register; tokens that share one load of a weight;
-#else                                         // sums that are kept in registers
-constexpr int V = 8, TOKENS = 4, SUMS = 8;
+constexpr int V = 16, TOKENS = 8, SUMS = 28;  // numbers in a register; tokens that share one load of a weight;
+constexpr int AHEAD = 2;                      // sums that are kept in registers; blocks of rows that are fetched ahead
+#else                                         // where so many tokens give time for it
+constexpr int V = 8, TOKENS = 4, SUMS = 8, AHEAD = 1;
 #endif
-constexpr int ROWS = 4;  // outputs computed side by side
+constexpr int ROWS = 4;   // outputs computed side by side
+constexpr int SLOTS = 4;  // keys that share one load of a query
 
 typedef float vec __attribute__((vector_size(4 * V), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * V), aligned(4)));
@@ -24,28 +27,39 @@ static inline vec load(const float* p) { return *(const vec*)p; }
 static inline void store(float* p, vec x) { *(vec*)p = x; }
 static inline vec all(float x) { return x - vec{}; }
 
-// The sum of all numbers in a register, by halves.
-static inline float sum(vec x) {
-#if __has_builtin(__builtin_shufflevector)
-    typedef float eight __attribute__((vector_size(32)));
-    typedef float four __attribute__((vector_size(16)));
-#ifdef __AVX512F__
-    eight y = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
-              __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+// lanes[i ^ H] at i
+template <int H, int... I>
+static inline vec exchange(vec x, std::integer_sequence<int, I...>) {
+#ifdef __clang__
+    return __builtin_shufflevector(x, x, (I ^ H)...);
 #else
-    eight y = x;
-#endif
-    four z = __builtin_shufflevector(y, y, 0, 1, 2, 3) + __builtin_shufflevector(y, y, 4, 5, 6, 7);
-    z += __builtin_shufflevector(z, z, 2, 3, 0, 1);
-    return z[0] + z[1];
-#else  // GCC before 12
-    float part[V];
-    store(part, x);
-    for (int half = V / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; i++) part[i] += part[i + half];
-    return part[0];
+    return __builtin_shuffle(x, ints{(I ^ H)...});
 #endif
 }
+
+// Where bit H of i is set y[i] + y[i ^ H], elsewhere x[i] + x[i ^ H]: half of two registers' sums in one register.
+template <int H, int... I>
+static inline vec halved(vec x, vec y, std::integer_sequence<int, I...> lanes) {
+    const ints second = {(I & H ? -1 : 0)...};
+    return (second ? y : x) + exchange<H>(second ? x : y, lanes);
+}
+
+// The sums of N <= V registers (a power of two); that of register j stands in lane j * V / N. A register's numbers
+// are added by halves, in the same order whatever N is.
+template <int N, int H = V / 2>
+static inline vec sums(const vec* x) {
+    constexpr auto lanes = std::make_integer_sequence<int, V>();
+    constexpr int HALF = N > 1 ? N / 2 : 1;
+    vec y[HALF];
+    for (int j = 0; j < HALF; j++) y[j] = halved<H>(x[j], x[N > 1 ? j + HALF : j], lanes);
+    if constexpr (H > 1)
+        return sums<HALF, H / 2>(y);
+    else
+        return y[0];
+}
+
+// The sum of all numbers in a register.
+static inline float sum(vec x) { return sums<1>(&x)[0]; }
 
 // e^x to float32 rounding, 0 below -87: e^x = 2^n e^r, |r| <= ln 2 / 2, e^r by its Taylor series.
 static inline vec exponential(vec x) {
@@ -66,32 +80,42 @@ struct Matrix {
     int64_t outputs, inputs;
 };
 
+constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }  // n, rounded up to one
+
 // y[m, r] = x[m] . weight[r] + bias[r] + add[m, r] for M tokens and R rows from `row` on.
 template <int M, int R, bool FIRST>
 static inline void dots(const Matrix& a, const float* x, const float* add, float* y, int64_t row) {
     const int64_t n = a.inputs;
     const float* w = a.weight + row * n;
-    vec sums[M][R] = {};
+    constexpr int TOGETHER = power_of_two(M * R < V ? M * R : V), STEP = V / TOGETHER;
+    constexpr int ROUND = (M * R + TOGETHER - 1) / TOGETHER * TOGETHER;
+    constexpr int BLOCKS = M == TOKENS ? AHEAD : 1;  // to fetch: rows are too short for the processor to foresee
+    vec parts[ROUND] = {};
     int64_t i = 0;
     for (; i + V <= n; i += V) {
         vec part[R];
         for (int r = 0; r < R; r++) {
             part[r] = load(w + r * n + i);
-            if (FIRST) __builtin_prefetch(w + (ROWS + r) * n + i);  // of the next block: rows are too short to foresee
+            if (FIRST) __builtin_prefetch(w + (BLOCKS * ROWS + r) * n + i, 0, BLOCKS > 1 ? 2 : 3);
         }
         for (int m = 0; m < M; m++) {
             vec token = load(x + m * n + i);
-            for (int r = 0; r < R; r++) sums[m][r] += part[r] * token;
+            for (int r = 0; r < R; r++) parts[m * R + r] += part[r] * token;
         }
     }
-    for (int m = 0; m < M; m++)
-        for (int r = 0; r < R; r++) {
-            float total = sum(sums[m][r]);
-            for (int64_t j = i; j < n; j++) total = std::fma(x[m * n + j], w[r * n + j], total);
-            if (a.bias) total += a.bias[row + r];
-            if (add) total += add[m * a.outputs + row + r];
-            y[m * a.outputs + row + r] = total;
-        }
+    float totals[ROUND * STEP];
+    for (int k = 0; k < ROUND; k += TOGETHER) store(totals + k * STEP, sums<TOGETHER>(parts + k));
+    for (int m = 0; m < M; m++) {
+        float* total = totals + m * R * STEP;
+        for (int64_t j = i; j < n; j++)
+            for (int r = 0; r < R; r++) total[r * STEP] = std::fma(x[m * n + j], w[r * n + j], total[r * STEP]);
+        const int64_t to = m * a.outputs + row;
+        if (a.bias)
+            for (int r = 0; r < R; r++) total[r * STEP] += a.bias[row + r];
+        if (add)
+            for (int r = 0; r < R; r++) total[r * STEP] += add[to + r];
+        for (int r = 0; r < R; r++) y[to + r] = total[r * STEP];
+    }
 }
 
 template <int M, int R, bool FIRST>
@@ -103,26 +127,25 @@ static inline void block(const Matrix& a, const float* x, const float* add, floa
         dots<M, R, FIRST>(a, x, add, y, row);
 }
 
-// R rows for all tokens; the first tokens bring the weights in, the others find them in the cache.
-template <int R>
+// `count` <= M tokens
+template <int R, bool FIRST, int M = TOKENS>
+static inline void some(int64_t count, const Matrix& a, const float* x, const float* add, float* y, int64_t row) {
+    if (count == M)
+        block<M, R, FIRST>(a, x, add, y, row);
+    else if constexpr (M > 1)
+        some<R, FIRST, M - 1>(count, a, x, add, y, row);
+}
+
+// ROWS rows for all tokens; the first tokens bring the weights in, the others find them in the cache.
 static inline void rows(const Matrix& a, int64_t tokens, const float* x, const float* add, float* y, int64_t row) {
-    int64_t m = 0;
-    auto some = [&](auto kernel, int count) {
-        kernel(a, x + m * a.inputs, add ? add + m * a.outputs : nullptr, y + m * a.outputs, row);
-        m += count;
-    };
-    if (tokens >= TOKENS)
-        some(block<TOKENS, R, true>, TOKENS);
-    else if (tokens >= 4)
-        some(block<4, R, true>, 4);
-    else if (tokens >= 2)
-        some(block<2, R, true>, 2);
-    else
-        some(block<1, R, true>, 1);
-    while (m + TOKENS <= tokens) some(block<TOKENS, R, false>, TOKENS);
-    while (m + 4 <= tokens) some(block<4, R, false>, 4);
-    while (m + 2 <= tokens) some(block<2, R, false>, 2);
-    while (m < tokens) some(block<1, R, false>, 1);
+    for (int64_t m = 0; m < tokens; m += TOKENS) {
+        const int64_t count = tokens - m < TOKENS ? tokens - m : TOKENS;
+        const float* plus = add ? add + m * a.outputs : nullptr;
+        if (m == 0)
+            some<ROWS, true>(count, a, x, plus, y, row);
+        else
+            some<ROWS, false>(count, a, x + m * a.inputs, plus, y + m * a.outputs, row);
+    }
 }
 
 // To be called by all threads of a parallel region; they meet at its end.
@@ -132,9 +155,11 @@ static void multiply(const Matrix& a, int64_t tokens, const float* x, const floa
     for (int64_t block = 0; block < blocks; block++) {
         const int64_t row = block * ROWS;
         if (row + ROWS <= a.outputs)
-            rows<ROWS>(a, tokens, x, add, y, row);
+            rows(a, tokens, x, add, y, row);
         else
-            for (int64_t r = row; r < a.outputs; r++) rows<1>(a, tokens, x, add, y, r);
+            for (int64_t m = 0; m < tokens; m++)
+                for (int64_t r = row; r < a.outputs; r++)
+                    dots<1, 1, false>(a, x + m * a.inputs, add ? add + m * a.outputs : nullptr, y + m * a.outputs, r);
     }
 }
 
@@ -159,6 +184,25 @@ struct Layer {
     const float *first_norm, *second_norm, *query_norm, *key_norm;  // the last two are null but in qwen3
     int64_t hidden, inner, queries, keys, size;
     float epsilon, scale;
+    const Layer* next;  // of the trunk
+    int64_t numbers() const { return (queries + 2 * keys) * size; }  // of a token's queries, keys and values
+};
+
+// What a run of layers works on.
+struct Run {
+    int64_t layers, texts, width, slots;
+    const float *x, *cosines, *sines;  // [M, H]; [B, W, D] or, where shared, [1, W, D], half of the sines negative
+    int64_t angles;                    // B * W or W
+    float* const* stored;              // keys and values of every layer [B, K, >= S, D] each
+    int64_t text_step, head_step;      // numbers in them from one text, or head, to the next
+    const int64_t* places;             // [B, W] slots of these tokens; null: from `first` on
+    int64_t first;
+    const uint8_t* mask;  // [B or 1, W, S]; null: causal, the last token sees all
+    int64_t mask_step;    // W * S or 0
+    const int64_t* ends;  // where in y a layer's output goes, by layer
+    float *scratch, *y;   // y [ends, M, H]
+    int64_t tokens() const { return texts * width; }
+    int64_t slot(int64_t m) const { return places ? places[m] : first + m % width; }
 };
 
 // The queries of one head of one text, the slots that they look at, and where the answers go.
@@ -170,30 +214,45 @@ struct Queries {
     const uint8_t* mask;  // [count, slots]; null: causal, the last query sees all
     float scale;
     int64_t limit(int64_t w) const { return mask ? slots : slots - count + w + 1; }
+    bool sees(int64_t w, int64_t s) const { return !mask || mask[w * slots + s]; }  // below the limit
 };
 
-// scores[w, s] = q_w . k_s * scale for the slots from `first` to `last`
-static inline void score(const Queries& a, int64_t first, int64_t last, int64_t row, float* scores) {
-    for (int64_t w = 0; w < a.count; w++) {
-        const float* q = a.q + w * a.q_step;
-        for (int64_t s = first; s < last; s++) {
-            if (s >= a.limit(w) || (a.mask && !a.mask[w * a.slots + s])) continue;
-            const float* k = a.k + s * a.size;
-            vec products = {};
-            int64_t i = 0;
-            for (; i + V <= a.size; i += V) products += load(q + i) * load(k + i);
-            float total = sum(products);
-            for (; i < a.size; i++) total = std::fma(q[i], k[i], total);
-            scores[w * row + s] = total * a.scale;
-        }
+// scores[w, s] = q_w . k_s * scale for N slots from s on, where the query may look
+template <int N>
+static inline void score(const Queries& a, int64_t w, int64_t s, float* scores) {
+    const float *q = a.q + w * a.q_step, *k = a.k + s * a.size;
+    vec products[N] = {};
+    int64_t i = 0;
+    for (; i + V <= a.size; i += V)
+        for (int j = 0; j < N; j++) products[j] += load(q + i) * load(k + j * a.size + i);
+    float totals[V];
+    store(totals, sums<N>(products));
+    if (N == V && i == a.size && !a.mask) return store(scores + s, load(totals) * a.scale);
+    for (int j = 0; j < N; j++) {
+        if (!a.sees(w, s + j)) continue;
+        float total = totals[j * (V / N)];
+        for (int64_t rest = i; rest < a.size; rest++) total = std::fma(q[rest], k[j * a.size + rest], total);
+        scores[s + j] = total * a.scale;
     }
 }
 
-// e^(score - best) in place of n scores; their sum
+// All of them for the slots from `first` to `last`, of every query
+static inline void score(const Queries& a, int64_t first, int64_t last, int64_t row, float* scores) {
+    for (int64_t w = 0; w < a.count; w++) {
+        const int64_t end = last < a.limit(w) ? last : a.limit(w);
+        int64_t s = first;
+        for (; s + V <= end; s += V) score<V>(a, w, s, scores + w * row);
+        for (; s + SLOTS <= end; s += SLOTS) score<SLOTS>(a, w, s, scores + w * row);
+        for (; s < end; s++) score<1>(a, w, s, scores + w * row);
+    }
+}
+
+// e^(score - best) in place of n scores, whole registers of them; their sum
 static inline float exponentials(float* scores, int64_t n) {
-    float best = -INFINITY;
-    for (int64_t s = 0; s < n; s++) best = scores[s] > best ? scores[s] : best;
-    vec total = {};
+    vec most = all(-INFINITY), total = {};
+    for (int64_t s = 0; s < n; s += V) most = load(scores + s) > most ? load(scores + s) : most;
+    float best = most[0];
+    for (int i = 1; i < V; i++) best = most[i] > best ? most[i] : best;
     for (int64_t s = 0; s < n; s += V) {
         vec weight = exponential(load(scores + s) - best);
         store(scores + s, weight);
@@ -202,30 +261,47 @@ static inline float exponentials(float* scores, int64_t n) {
     return sum(total);
 }
 
-// z += weight[s] v_s for the slots from `first` to `last`, for N registers of numbers: together they hide each
-// other's latency.
-template <int N>
-static inline void add_values(const float* v, int64_t size, const float* weight, int64_t first, int64_t last, float* z) {
-    vec total[N];
-    for (int j = 0; j < N; j++) total[j] = load(z + j * V);
+// z += weight[s] v_s for the slots from `first` to `last`, for N registers of numbers of Q queries: together they
+// hide each other's latency, and share what is loaded.
+template <int N, int Q>
+static inline void add_values(const Queries& a, int64_t w, int64_t i, int64_t first, int64_t last, int64_t row,
+                              const float* scores) {
+    const float *v = a.v + i, *weight = scores + w * row;
+    float* z = a.y + w * a.y_step + i;
+    vec total[Q][N];
+    for (int q = 0; q < Q; q++)
+        for (int j = 0; j < N; j++) total[q][j] = load(z + q * a.y_step + j * V);
     for (int64_t s = first; s < last; s++)
-        for (int j = 0; j < N; j++) total[j] += weight[s] * load(v + s * size + j * V);
-    for (int j = 0; j < N; j++) store(z + j * V, total[j]);
+        for (int j = 0; j < N; j++) {
+            const vec value = load(v + s * a.size + j * V);
+            for (int q = 0; q < Q; q++) total[q][j] += weight[q * row + s] * value;
+        }
+    for (int q = 0; q < Q; q++)
+        for (int j = 0; j < N; j++) store(z + q * a.y_step + j * V, total[q][j]);
 }
 
-// y_w += scores[w, s] v_s for the slots from `first` to `last`
+// y_w += scores[w, s] v_s for Q queries from w on
+template <int Q>
+static inline void gather(const Queries& a, int64_t w, int64_t first, int64_t last, int64_t row, const float* scores) {
+    int64_t i = 0;
+    for (; i + 4 * V <= a.size; i += 4 * V) add_values<4, Q>(a, w, i, first, last, row, scores);
+    for (; i + 2 * V <= a.size; i += 2 * V) add_values<2, Q>(a, w, i, first, last, row, scores);
+    for (; i + V <= a.size; i += V) add_values<1, Q>(a, w, i, first, last, row, scores);
+    for (; i < a.size; i++)
+        for (int64_t q = w; q < w + Q; q++)
+            for (int64_t s = first; s < last; s++) {
+                float& z = a.y[q * a.y_step + i];
+                z = std::fma(scores[q * row + s], a.v[s * a.size + i], z);
+            }
+}
+
+// All of them for the slots from `first` to `last`. A weight is 0 where a query may not look, so that two may go
+// through the slots of the second together.
 static inline void gather(const Queries& a, int64_t first, int64_t last, int64_t row, const float* scores) {
-    for (int64_t w = 0; w < a.count; w++) {
-        const float* weight = scores + w * row;
-        const int64_t end = last < a.limit(w) ? last : a.limit(w);
-        float* z = a.y + w * a.y_step;
-        int64_t i = 0;
-        for (; i + 4 * V <= a.size; i += 4 * V) add_values<4>(a.v + i, a.size, weight, first, end, z + i);
-        for (; i + 2 * V <= a.size; i += 2 * V) add_values<2>(a.v + i, a.size, weight, first, end, z + i);
-        for (; i + V <= a.size; i += V) add_values<1>(a.v + i, a.size, weight, first, end, z + i);
-        for (; i < a.size; i++)
-            for (int64_t s = first; s < end; s++) z[i] = std::fma(weight[s], a.v[s * a.size + i], z[i]);
-    }
+    int64_t w = 0;
+    auto end = [&](int64_t query) { return last < a.limit(query) ? last : a.limit(query); };
+    for (; w + 2 <= a.count; w += 2) gather<2>(a, w, first, end(w + 1), row, scores);
+    for (; w < a.count; w++) gather<1>(a, w, first, end(w), row, scores);
 }
 
 // softmax(q k) v of every query; keys and values are taken in tiles that stay in the processor's cache while all
@@ -245,6 +321,62 @@ static void attend(const Queries& a, float* scores) {
         for (int64_t i = 0; i < a.size; i++) a.y[w * a.y_step + i] /= whole[w];
 }
 
+// y = x turned by its angles; both [D] in halves
+static inline void turn(const float* x, const float* cosines, const float* sines, int64_t half, float* y) {
+    for (int64_t j = 0; j < half; j++) {
+        const float low = x[j], high = x[j + half];
+        y[j] = low * cosines[j] + high * sines[j];
+        y[j + half] = high * cosines[j + half] + low * sines[j + half];
+    }
+}
+
+// qkv [M, Q + 2K, D]: norms and turns the queries where they are, and the keys into their slots, values as well
+static void place(const Layer& a, const Run& run, float* qkv, float* keys, float* values) {
+    const int64_t heads = a.queries + 2 * a.keys, half = a.size / 2;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < run.tokens() * heads; i++) {
+        const int64_t m = i / heads, head = i % heads, key = (head - a.queries) % a.keys;
+        float* x = qkv + i * a.size;
+        const int64_t at = m / run.width * run.text_step + key * run.head_step + run.slot(m) * a.size;
+        const float *cosines = run.cosines + m % run.angles * a.size, *sines = run.sines + m % run.angles * a.size;
+        const float* weight = head < a.queries ? a.query_norm : a.key_norm;
+        if (head >= a.queries + a.keys) {
+            for (int64_t j = 0; j < a.size; j++) values[at + j] = x[j];
+            continue;
+        }
+        if (weight) norm(x, weight, a.size, a.epsilon, x);
+        turn(x, cosines, sines, half, head < a.queries ? x : keys + at);
+    }
+}
+
+static void attend_all(const Layer& a, const Run& run, const float* qkv, const float* keys, const float* values,
+                       float* scores, float* seen) {
+    const int64_t from = a.numbers(), to = a.queries * a.size, group = a.queries / a.keys;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < run.texts * a.queries; i++) {
+        const int64_t b = i / a.queries, q = i % a.queries, at = b * run.text_step + q / group * run.head_step;
+        const uint8_t* mask = run.mask ? run.mask + b * run.mask_step : nullptr;
+        attend({qkv + b * run.width * from + q * a.size, keys + at, values + at, seen + b * run.width * to + q * a.size,
+                from, to, run.width, run.slots, a.size, mask, a.scale},
+               scores);
+    }
+}
+
+// inner [M, 2I], gates and ups -> y [M, I]
+static void gate(const Layer& a, int64_t tokens, const float* inner, float* y) {
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < tokens; m++) {
+        const float *gate = inner + m * 2 * a.inner, *up = gate + a.inner;
+        float* z = y + m * a.inner;
+        int64_t i = 0;
+        for (; i + V <= a.inner; i += V) {
+            vec g = load(gate + i);
+            store(z + i, g / (1.0f + exponential(-g)) * load(up + i));
+        }
+        for (; i < a.inner; i++) z[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+    }
+}
+
 extern "C" {
 
 void product(const Matrix* a, int64_t tokens, const float* x, float* y) {
@@ -252,68 +384,38 @@ void product(const Matrix* a, int64_t tokens, const float* x, float* y) {
     multiply(*a, tokens, x, nullptr, y);
 }
 
-// x [M, H] -> queries, keys and values y [M, Q + 2K, D]; cosines and sines [B, W, D], or
-// [1, W, D] where shared, the first half of the sines negative.
-void project(const Layer* layer, int64_t tokens, int64_t angles, const float* x, const float* cosines,
-             const float* sines, float* scratch, float* y) {
-    const Layer& a = *layer;
-    const int64_t turning = a.queries + a.keys, half = a.size / 2;
-#pragma omp parallel
-    {
-        norms(x, a.first_norm, tokens, a.hidden, a.epsilon, scratch);
-        multiply(a.qkv, tokens, scratch, nullptr, y);
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < tokens * turning; i++) {
-            const int64_t m = i / turning, head = i % turning;
-            float* z = y + (m * (turning + a.keys) + head) * a.size;
-            const float* weight = head < a.queries ? a.query_norm : a.key_norm;
-            if (weight) norm(z, weight, a.size, a.epsilon, z);
-            const float *c = cosines + m % angles * a.size, *s = sines + m % angles * a.size;
-            for (int64_t j = 0; j < half; j++) {
-                const float low = z[j], high = z[j + half];
-                z[j] = low * c[j] + high * s[j];
-                z[j + half] = high * c[j + half] + low * s[j + half];
-            }
-        }
-    }
+void normalize(const float* weight, int64_t tokens, int64_t n, float epsilon, const float* x, float* y) {
+#pragma omp parallel if (tokens > 32)
+    norms(x, weight, tokens, n, epsilon, y);
 }
 
-// The rest of the layer: x [M, H] and what `project` made of it -> y [M, H]. k and v have `batch` and `head` numbers
-// from one text or head to the next. mask [B or 1, W, S] (mask_step: W * S or 0), null: causal, the last token sees all.
-void finish(const Layer* layer, int64_t texts, int64_t width, int64_t slots, const float* x, const float* qkv,
-            const float* k, const float* v, int64_t batch, int64_t head, const uint8_t* mask, int64_t mask_step,
-            float* scratch, float* y) {
-    const Layer& a = *layer;
-    const int64_t tokens = texts * width, group = a.queries / a.keys;
-    float *seen = scratch, *middle = seen + tokens * a.queries * a.size, *normed = middle + tokens * a.hidden,
-          *inner = normed + tokens * a.hidden, *product = inner + tokens * 2 * a.inner;
+// Layers from `layer` on. scratch has M * (2H + Q D + (Q + 2K) D + 3I) numbers.
+void run_layers(const Layer* layer, const Run* what) {
+    const Run& run = *what;
+    const int64_t tokens = run.tokens(), hidden = layer->hidden;
+    float *normed = run.scratch, *middle = normed + tokens * hidden, *qkv = middle + tokens * hidden,
+          *seen = qkv + tokens * layer->numbers(), *inner = seen + tokens * layer->queries * layer->size,
+          *product = inner + tokens * 2 * layer->inner;
 #pragma omp parallel
     {
-        float* scores = (float*)malloc(width * (slots + V) * sizeof(float));
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < texts * a.queries; i++) {
-            const int64_t b = i / a.queries, q = i % a.queries, at = b * batch + q / group * head;
-            const int64_t from = (a.queries + 2 * a.keys) * a.size, to = a.queries * a.size;  // a token's numbers
-            attend({qkv + b * width * from + q * a.size, k + at, v + at, seen + b * width * to + q * a.size, from, to,
-                    width, slots, a.size, mask ? mask + b * mask_step : nullptr, a.scale},
-                   scores);
+        float* scores = (float*)malloc(run.width * (run.slots + V) * sizeof(float));
+        const float* x = run.x;
+        const Layer* next = layer;
+        for (int64_t l = 0; l < run.layers; l++, next = next->next) {
+            const Layer& a = *next;
+            float *keys = run.stored[2 * l], *values = run.stored[2 * l + 1], *y = run.y + run.ends[l] * tokens * hidden;
+            norms(x, a.first_norm, tokens, hidden, a.epsilon, normed);
+            multiply(a.qkv, tokens, normed, nullptr, qkv);
+            place(a, run, qkv, keys, values);
+            attend_all(a, run, qkv, keys, values, scores, seen);
+            multiply(a.out, tokens, seen, x, middle);
+            norms(middle, a.second_norm, tokens, hidden, a.epsilon, normed);
+            multiply(a.gate_up, tokens, normed, nullptr, inner);
+            gate(a, tokens, inner, product);
+            multiply(a.down, tokens, product, middle, y);
+            x = y;
         }
         free(scores);
-        multiply(a.out, tokens, seen, x, middle);
-        norms(middle, a.second_norm, tokens, a.hidden, a.epsilon, normed);
-        multiply(a.gate_up, tokens, normed, nullptr, inner);
-#pragma omp for schedule(static)
-        for (int64_t m = 0; m < tokens; m++) {
-            const float *gate = inner + m * 2 * a.inner, *up = gate + a.inner;
-            float* z = product + m * a.inner;
-            int64_t i = 0;
-            for (; i + V <= a.inner; i += V) {
-                vec g = load(gate + i);
-                store(z + i, g / (1.0f + exponential(-g)) * load(up + i));
-            }
-            for (; i < a.inner; i++) z[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
-        }
-        multiply(a.down, tokens, product, middle, y);
     }
 }
 }

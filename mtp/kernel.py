@@ -42,6 +42,25 @@ class Layer(Structure):
         *((name, c_int64) for name in ("hidden", "inner", "queries", "keys", "size")),
         ("epsilon", c_float),
         ("scale", c_float),
+        ("next", c_void_p),
+    ]
+
+
+class Run(Structure):
+    """kernel.cpp's struct of that name."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("layers", "texts", "width", "slots")),
+        *((name, c_void_p) for name in ("x", "cosines", "sines")),
+        ("angles", c_int64),
+        ("stored", POINTER(c_void_p)),
+        *((name, c_int64) for name in ("text_step", "head_step")),
+        ("places", c_void_p),
+        ("first", c_int64),
+        ("mask", c_void_p),
+        ("mask_step", c_int64),
+        ("ends", POINTER(c_int64)),
+        *((name, c_void_p) for name in ("scratch", "y")),
     ]
 
 
@@ -66,18 +85,24 @@ def compiler() -> str | None:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The kernel, built unless the cache folder has it; UserError where the compiler fails."""
-    path = cache_folder() / f"kernel-{build_key()}.so"
-    if not path.is_file():
-        build(path)
-    lib, number, pointer = ctypes.CDLL(str(path)), c_int64, c_void_p
+    try:
+        if not path().is_file():
+            build(path())
+        lib, number, pointer = ctypes.CDLL(str(path())), c_int64, c_void_p
+    except OSError as error:  # the folder cannot be written to, or nothing in it be run
+        why = error.strerror or error
+        raise UserError(f"the kernel cannot be kept in {cache_folder()} ({why})") from None
     lib.product.argtypes = [POINTER(Matrix), number, pointer, pointer]
-    lib.project.argtypes = [POINTER(Layer), number, number, *[pointer] * 5]
-    lib.finish.argtypes = [
-        POINTER(Layer), *[number] * 3, *[pointer] * 4, number, number, pointer, number, pointer, pointer,
-    ]  # fmt: skip
-    for function in (lib.product, lib.project, lib.finish):
+    lib.run_layers.argtypes = [POINTER(Layer), POINTER(Run)]
+    lib.normalize.argtypes = [pointer, number, number, c_float, pointer, pointer]
+    for function in (lib.product, lib.run_layers, lib.normalize):
         function.restype = None
     return lib
+
+
+def path() -> Path:
+    """The built kernel's file, whether it is there or not."""
+    return cache_folder() / f"kernel-{build_key()}.so"
 
 
 def cache_folder() -> Path:
@@ -93,11 +118,11 @@ def build_key() -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
-def build(path: Path) -> None:
-    """Compile kernel.cpp to `path`, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        built = Path(folder) / path.name
+def build(file: Path) -> None:
+    """Compile kernel.cpp to `file`, whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        built = Path(folder) / file.name
         done = subprocess.run(
             [str(compiler()), *FLAGS, str(SOURCE), "-o", str(built)],
             capture_output=True,
@@ -106,5 +131,5 @@ def build(path: Path) -> None:
         )
         if done.returncode:
             line = (done.stderr.strip().splitlines() or ["no message"])[0]
-            raise UserError(f"compile: {compiler()} cannot build the kernel ({line[:160]})")
-        os.replace(built, path)
+            raise UserError(f"{compiler()} cannot build the kernel ({line[:160]})")
+        os.replace(built, file)

@@ -89,11 +89,15 @@ class Network(nn.Module):
     def compile_kernel(self) -> str | None:
         """As `pack`, faster, with a C++ kernel that is built on first use; a compiler is needed."""
         trunk = self.trunk
-        if (reason := kernel.why_not(trunk.device, trunk.dtype, trunk.config)) is None:
+        if reason := kernel.why_not(trunk.device, trunk.dtype, trunk.config):
+            return reason
+        try:
             kernel.library()  # before anything is replaced
-            self.unpack()
-            compile_modules(self, trunk)
-        return reason
+        except UserError as error:
+            return str(error)
+        self.unpack()
+        compile_modules(self, trunk)
+        return None
 
     def take_form(self, form: str) -> str | None:
         """Bring the weights into another network's `form`, where that can be; else the reason."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from mtp.compiled import CompiledLayer
 from mtp.errors import UserError
 from mtp.fast_layer import FastLayer, additive
 
@@ -136,7 +137,13 @@ class Trunk(nn.Module):
             positions = torch.arange(hidden.shape[1], device=hidden.device)[None]
         rotary = self.rotary(hidden, positions)
         states = {first: hidden} if first in taps else {}
-        if first < last and isinstance(layer := self.layers[first], FastLayer):
+        layer = self.layers[first] if first < last else None
+        if isinstance(layer, CompiledLayer) and keep is None and layer.takes(hidden, mask, cache):
+            inside = [tap for tap in taps if first < tap <= last and tap < self.num_layers]
+            ends = tuple(sorted({tap - first for tap in (*inside, last)}))
+            ran = layer.run(hidden, ends, mask, rotary, cache)
+            return ran[-1], states | {tap: ran[ends.index(tap - first)] for tap in inside}
+        if isinstance(layer, FastLayer):
             mask = additive(mask, layer.group, hidden.dtype)  # here, once for all layers
         for index in range(first, last):
             layer = self.layers[index]

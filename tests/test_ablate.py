@@ -52,7 +52,8 @@ def stubbed(monkeypatch):
             "id": row.id, "network": row.network, "drafter": row.drafter, "command": "c", "commit": None,
             "seed": 0, "versions": dict.fromkeys(PACKAGES, "1"), "validation": {}, "training_tokens": None,
             "settings": {key: config[key] for key in ablate.SETTINGS}, "machine": "m", "dtype": "float32",
-            "greedy": counts | speed | {"identical": True, "repeated_4grams": 0.0}, "sampled": counts,
+            "form": "plain", "sampled": counts,
+            "greedy": counts | speed | {"identical": True, "repeated_4grams": 0.0},
         }  # fmt: skip
 
     stubbed_measure = measure

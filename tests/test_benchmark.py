@@ -226,7 +226,7 @@ def test_held_out_prompts_are_cut_from_the_held_out_documents(model, tmp_path, m
         ("per_category=0", "per_category=0 is not a whole number of at least 1"),
         ("output=nowhere/x.json", "output=nowhere/x.json: there is no folder nowhere"),
         ("output=x.jsonl", "output=x.jsonl: the .jsonl is for what is done"),
-        ("compile=3", "compile=3 is not one of true, false"),
+        ("compile=3", "compile=3 is not one of auto, true, false"),
         ("packed=3", "packed=3 is not one of auto, true, false"),
         ("model=nowhere/x/y", "model: nowhere/x/y is not a network folder"),
         ("modle=x", "unknown key modle: did you mean model?"),

@@ -345,7 +345,7 @@ def test_the_program_itself_in_a_terminal_that_knows_only_ascii(folder, tmp_path
 def test_on_a_cpu_the_default_is_float32_whatever_the_folder_says(tiny, tmp_path, dtype, expected):
     tiny.save_pretrained(tmp_path / "half", dtype=torch.bfloat16)
     settings = {"model": str(tmp_path / "half"), "heads": None, "device": "cpu"}
-    settings |= {"packed": "auto", "compile": False}
+    settings |= {"packed": False, "compile": False}
     network = decode.load(settings | {"dtype": None if dtype == "null" else dtype})
     assert {parameter.dtype for parameter in network.parameters()} == {expected}
 
@@ -355,7 +355,7 @@ def test_on_a_cpu_the_default_is_float32_whatever_the_folder_says(tiny, tmp_path
     [
         (["packed=maybe"], "packed=maybe is not one of auto, true, false"),
         (["packed=1"], "packed=1 is not one of auto, true, false"),
-        (["compile=auto"], "compile=auto is not one of true, false"),
+        (["compile=maybe"], "compile=maybe is not one of auto, true, false"),
         (["compile=true", "packed=true"], "packed=true with compile=true: the kernel"),
         (["packed=true", "dtype=bfloat16"], "packed=true: weights are packed in float32 only"),
         (["compile=true", "dtype=bfloat16"], "compile=true: the kernel is for float32 on a CPU"),
@@ -368,14 +368,35 @@ def test_a_form_of_weights_that_cannot_be_is_told_in_one_line(folder, capsys, wo
     assert line in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [[], ["packed=false"], ["packed=true"], ["compile=true"]])
-def test_every_form_of_weights_decodes_the_same(tiny, folder, words):
+@pytest.mark.parametrize(
+    ("words", "form"),
+    [
+        ([], "compiled"),
+        (["packed=false"], "compiled"),
+        (["packed=true"], "packed"),
+        (["compile=true"], "compiled"),
+        (["compile=false"], "packed"),
+        (["compile=false", "packed=false"], "plain"),
+    ],
+)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_every_form_of_weights_decodes_the_same(tiny, folder, words, form):
     keys = ["prompt_ids=[1,2]", "compare=true", "max_new_tokens=40", "output=out.json"]
     decode.command([f"model={folder}", *keys, *words])
     found = json.loads(Path("out.json").read_text(encoding="utf-8"))
     expected = generate(tiny, [1, 2], max_new_tokens=40)[0].token_ids
+    assert found["form"] == form
     assert [result["token_ids"] for result in found["results"]] == [expected]
     assert found["identical"]
+
+
+def test_without_a_compiler_weights_are_packed_and_nothing_is_said(folder, monkeypatch, capsys):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    decode.command([f"model={folder}", "prompt_ids=[1,2]", "max_new_tokens=4", "output=out.json"])
+    assert json.loads(Path("out.json").read_text(encoding="utf-8"))["form"] == "packed"
+    Path("out.json").unlink()
+    assert not capsys.readouterr().err
+    refused([f"model={folder}", "compile=true"], "compile=true: there is no C++ compiler", capsys)
 
 
 @pytest.mark.parametrize("path", DRAFTER_FILES, ids=lambda path: path.stem)

@@ -85,11 +85,10 @@ def test_every_variant_decodes_what_plain_decoding_does(name, options, packed):
     network = network_with(name, options)
     if packed and network.pack() is not None:
         pytest.skip("weights cannot be packed here")
-    make = (
-        lambda drafter, **more: generate(  # noqa: E731
-            network, [TEXT, TEXT[3:]], drafter=drafter, max_new_tokens=24, **more
-        )
-    )
+
+    def make(drafter, **more):
+        return generate(network, [TEXT, TEXT[3:]], drafter=drafter, max_new_tokens=24, **more)
+
     for one, two in zip(make(name, num_draft_tokens=4), make("none"), strict=True):
         assert one.token_ids == two.token_ids
 

@@ -8,7 +8,7 @@ def result(**changes):
         "network": "sequential", "drafter": "ngram", "training_tokens": 614400,
         "validation": {"val/trunk/loss": 5.1},
         "command": "python ablate.py", "commit": "abc", "seed": 0, "machine": "A processor",
-        "dtype": "float32",
+        "dtype": "float32", "form": "compiled",
         "versions": {"python": "3.11", "torch": "2.13", "transformers": "5.24"},
         "settings": {
             "prompts": 20, "prompt_tokens": 64, "max_new_tokens": 128, "num_draft_tokens": 4,

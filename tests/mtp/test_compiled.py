@@ -177,6 +177,18 @@ def test_a_compiler_that_fails_is_told_in_one_line(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_where_it_cannot_be_built_or_kept_the_network_stays_as_it_is(monkeypatch, tmp_path):
+    network = tiny_network()
+    monkeypatch.setattr(kernel, "library", kernel.library.__wrapped__)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert "the kernel cannot be kept in" in (network.compile_kernel() or "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(kernel, "FLAGS", ("--no-such-option",))
+    assert "cannot build the kernel" in (network.compile_kernel() or "")
+    assert network.form == "plain"
+
+
 def test_a_kernel_is_built_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     kernel.library.__wrapped__()
