@@ -18,11 +18,12 @@ import torch
 from hydra.utils import instantiate
 
 from ablate import compose, held_out, without_places
-from decoding.forecast import Forecast, Written, write
+from decoding.forecast import SELF_FED, Forecast, Written, write
 from decoding.requests import check_whole
 from decoding.results import Row, add_result, identity, read_results, replace
 from mtp import Network, UserError
-from train import quiet, say, train
+from train import quiet, train
+from training.progress import say
 from training.prompts import prompts
 from training.readings import KINDS
 
@@ -72,6 +73,12 @@ def plan(config: dict[str, Any]) -> Iterator[Planned]:
             for kind in config["kinds"]:
                 overrides = [*config["train"], *own, f"++heads.{family}.loss.kind={kind}", f"seed={seed}"]
                 training = compose("train", overrides, f"families.{family}")
+                trained = [name for name, head in training["heads"].items() if "_target_" in head]
+                if family not in trained:
+                    heads = ", ".join(trained) or "no head"
+                    raise UserError(f"families.{family} trains {heads}: the name has to be that of its head")
+                if family in SELF_FED:
+                    raise UserError(f"families.{family}: no expected τ can be told of this head")
                 if held_out(training["data"]) != held_out(config["data"]):
                     raise UserError(f"families.{family}: its data are not those that prompts are cut from")
                 depends = {key: config[key] for key in SETTINGS} | {"training": without_places(training)}

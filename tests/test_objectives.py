@@ -53,3 +53,15 @@ def test_the_table_has_mean_and_spread_over_seeds():
 def test_an_unknown_objective_is_refused_before_anything_is_trained(config):
     with pytest.raises(UserError, match="kinds names best, which is not one of ce, kl"):
         objectives.objectives(config | {"kinds": ["best"]})
+
+
+@pytest.mark.parametrize(
+    ("families", "line"),
+    [
+        ({"mine": ["head=[parallel]"]}, "families.mine trains parallel: the name has to be that"),
+        ({"eagle": ["head=[eagle]"]}, "families.eagle: no expected τ can be told of this head"),
+    ],
+)
+def test_a_family_that_cannot_be_measured_is_refused_before_anything_is_trained(config, families, line):
+    with pytest.raises(UserError, match=line):
+        objectives.objectives(config | {"families": families})

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import torch
 from test_train import TINY, composed, metrics, run, wait_for
 
 import train
-from mtp import Network
+from mtp import Network, UserError
 
 ROOT = Path(__file__).parents[1]
 STEPS = ["trainer.max_steps=5", "trainer.checkpoint_every=5", "trainer.validate_every=5"]
@@ -69,7 +70,8 @@ def test_slurm_starts_the_processes_as_well(overrides, tmp_path):
 
 @pytest.mark.slow
 def test_a_sharded_run_resumes_from_a_checkpoint_like_any_other(overrides, tmp_path):
-    options, more = [*overrides, *STEPS, "objective=default"], ["resume=true", "trainer.max_steps=7"]
+    options = [*overrides, *STEPS, "objective=default", "trainer.select=loss"]
+    more = ["resume=true", "trainer.max_steps=7"]
     run(options, tmp_path / "one", "data.batch_size=4")
     one = run(options, tmp_path / "one", "data.batch_size=4", *more)
     sharded = ["data.batch_size=2", "trainer.strategy=fsdp"]
@@ -120,39 +122,38 @@ def test_two_processes_train_what_one_with_the_whole_batch_trains(
 
 
 def test_thirteen_and_thirteen_and_fourteen_steps_are_forty(overrides, tmp_path):
-    steps = ["trainer.log_every=1", "trainer.validate_every=20", "trainer.checkpoint_every=13"]
-    straight = run(overrides, tmp_path / "straight", *steps, "trainer.max_steps=40")
-    schedule = "trainer.max_steps=40"
-    parts = tmp_path / "parts"
-    for until in (13, 26):
-        with pytest.raises(SystemExit):
-            stop_after(
-                until,
-                lambda: run(
-                    overrides,
-                    parts,
-                    *steps,
-                    schedule,
-                    f"resume={str(bool(list(parts.glob('checkpoints/*')))).lower()}",
-                ),
-            )
-    resumed = run(overrides, parts, *steps, schedule, "resume=true")
-    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+    """The same examples, the same loss at every step, validation at step 26 where it stopped, one network."""
+    steps = ["trainer.log_every=1", "trainer.validate_every=13", "trainer.checkpoint_every=13"]
+    options, parts = [*overrides, *steps, "trainer.max_steps=40"], tmp_path / "parts"
+    straight, whole = seen(0, lambda: run(options, tmp_path / "straight"))
+    examples = []
+    for until, resume in ((13, "false"), (26, "true"), (0, "true")):
+        resumed, some = seen(until, lambda: run(options, parts, f"resume={resume}"))  # noqa: B023
+        examples += some
+    assert [len(whole), examples] == [40, whole]
     assert metrics(tmp_path / "straight") == metrics(parts)
+    assert len([row for row in metrics(parts) if row[1] == "train/trunk/loss"]) == 40
+    assert straight.keys() == resumed.keys()
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
 
 
-def stop_after(step: int, function) -> None:
-    """Call it with Ctrl-C coming during that training step."""
-    original = train.Training.training_step
+def seen(stop: int, function) -> tuple[dict[str, torch.Tensor] | None, list[list[list[int]]]]:
+    """What it returns, None if it left, and every step's examples; with Ctrl-C coming during step `stop`."""
+    original, examples = train.Training.training_step, []
 
     def training_step(self, batch, batch_idx):
-        if self.global_step == step - 1:
+        examples.append(batch["tokens"].tolist())
+        if self.global_step == stop - 1:
             signal.raise_signal(signal.SIGINT)
         return original(self, batch, batch_idx)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(train.Training, "training_step", training_step)
-        function()
+        if not stop:
+            return function(), examples
+        with pytest.raises(SystemExit):
+            function()
+    return None, examples
 
 
 def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(overrides, tmp_path):
@@ -167,10 +168,46 @@ def test_a_killed_run_goes_on_from_its_last_whole_checkpoint(overrides, tmp_path
     step = torch.load(checkpoint, weights_only=True)["global_step"]
     assert 0 < step < 300
     assert step % 3 == 0
-    end = ["trainer.checkpoint_every=100", f"trainer.max_steps={step + 4}"]
-    straight = run([*overrides, *steps, *end], tmp_path / "straight")
-    resumed = run([*overrides, *steps, *end], tmp_path / "run", "resume=true")
-    assert straight.keys() == resumed.keys()
+    seen(step + 4, lambda: run([*overrides, *steps], tmp_path / "straight"))
+    seen(step + 4, lambda: run([*overrides, *steps], tmp_path / "run", "resume=true"))
+    straight, resumed = (
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)
+        for name in ("straight", "run")
+    )
+    assert straight["global_step"] == resumed["global_step"] == step + 4
+    for name, value in straight["state_dict"].items():
+        assert torch.equal(resumed["state_dict"][name], value), name
+    one, two = (each["optimizer_states"][0]["state"] for each in (straight, resumed))
+    for number, moments in one.items():
+        assert all(torch.equal(two[number][key], value) for key, value in moments.items())
+
+
+def test_a_checkpoint_of_another_network_is_refused_in_one_sentence(frozen, tmp_path):
+    run([*frozen, *STEPS], tmp_path / "run")
+    for other in ("heads.parallel.depth=3", "heads.sequential.depth=1", "trunk.frozen=false"):
+        options = ["resume=true", "trainer.max_steps=7", f"out={tmp_path}/n", f"run_dir={tmp_path}/run"]
+        with pytest.raises(UserError, match=r"last\.ckpt is of another network: network"):
+            train.train(composed(*frozen, *STEPS, *options, other))
+
+
+def test_a_finished_run_whose_network_is_gone_saves_it_again_with_its_numbers(frozen, tmp_path, capsys):
+    options = [*frozen, *STEPS, "save=heads", "trainer.select=loss", f"out={tmp_path}/heads"]
+    config = composed(*options, f"run_dir={tmp_path}/run")
+    train.train(config)
+    before, lines = contents(tmp_path / "heads"), metrics(tmp_path / "run")
+    capsys.readouterr()
+    train.train(config | {"resume": True})
+    told = capsys.readouterr().err
+    assert "already reached" in told
+    assert "saved" not in told
+    shutil.rmtree(tmp_path / "heads")
+    train.train(config | {"resume": True})
+    assert contents(tmp_path / "heads") == before
+    assert metrics(tmp_path / "run")[: len(lines)] == lines
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*.safetensors")}
 
 
 def test_states_on_disk_train_what_the_trunk_itself_trains(frozen, tmp_path):

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 import entry
 import train
 from mtp import Network, UserError
+from training.config import KEYS
 from training.losses import HeadLoss
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +73,7 @@ def test_every_variant_composes(group, name):
     override = {"head": f"head=[{name}]", "experiment": f"+experiment={name}"}.get(group, f"{group}={name}")
     path = ["trunk.path=somewhere"] if name == "pretrained" else []
     config = composed(override.removeprefix("+"), *path)
-    assert set(config) == train.KEYS
+    assert set(config) == KEYS
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "head").glob("*.yaml")), ids=lambda path: path.stem)
@@ -190,6 +191,15 @@ def test_heads_on_a_frozen_trunk_are_added_to_the_folder_and_the_rest_stays(over
         (["trainer.strategy=zero"], "trainer.strategy=zero is not one of auto, ddp, fsdp"),
         (["trainer.strategy=fsdp", "trainer.tau_every=2"], "trainer.tau_every needs whole layers"),
         (["trainer.strategy=fsdp"], "objective.p_max drops layers in some processes only"),
+        (
+            ["trainer.strategy=fsdp", "objective=default", "objective.gradient_every=1"],
+            "needs whole gradients",
+        ),
+        (["trainer.select=loss", "data.max_validation_rows=0"], "trainer.select=loss needs validation"),
+        (["trainer.select=loss", "data.validation_fraction=0"], "have no documents for it"),
+        (["heads.sequential.loss=5"], "heads.sequential.loss=5 is neither null nor a group"),
+        (["trainer.tau_every=2", "trainer.tau_prompts=4000"], "trainer.tau_every=2: "),
+        (["trainer.tau_every=2", "trainer.tau_prompt_tokens=1024"], "leaves no room in the trunk's context"),
         (["trainer.tau_every=0"], "trainer.tau_every=0 is not a whole number from 1 on"),
         (
             ["trainer.loggers=[mlflow]"],
@@ -203,6 +213,13 @@ def test_a_mistake_is_told_by_its_key(overrides, tmp_path, more, line):
     with pytest.raises(UserError, match=line.replace(".", r"\.")):
         train.train(composed(*overrides, *options))
     assert not (tmp_path / "network").exists()
+
+
+def test_a_head_without_an_expected_tau_is_refused_where_it_is_asked_for(overrides, tmp_path):
+    unsized = [one for one in overrides if not one.startswith(("head", "objective"))]
+    options = ["head=[eagle]", "trainer.tau_every=2", f"out={tmp_path}/network", f"run_dir={tmp_path}"]
+    with pytest.raises(UserError, match=r"trainer\.tau_every=2: no expected τ can be told of eagle"):
+        train.train(composed(*unsized, *options))
 
 
 @pytest.mark.parametrize(

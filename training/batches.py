@@ -10,11 +10,34 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.packing import Rows
+from training.packing import PADDING, Rows
 from training.states import WithStates
 
 # "tokens" and "documents" [B, T]; "mask" [B, T] where not all is learned; "state_<tap>" [B, T, H] from disk
 Batch = dict[str, Tensor]
+
+
+class Share:
+    """The rows of process r of R for validation: r, r+R, ..., as many for every process.
+
+    Where rows do not go round, the last one is blank (no token of it has a document), so that none counts
+    twice and no process waits for another. 5 rows over 2 processes: 0 2 4 and 1 3 blank.
+    """
+
+    def __init__(self, rows: Rows | WithStates, rank: int, ranks: int):
+        self.rows, self.rank, self.ranks = rows, rank, ranks
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.ranks)
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        if not 0 <= place < len(self):
+            raise IndexError(place)
+        row = place * self.ranks + self.rank
+        if row < len(self.rows):
+            return self.rows[row]
+        blank = self.rows[0]
+        return blank | {"documents": torch.full_like(blank["documents"], PADDING)}
 
 
 class BatchStream:

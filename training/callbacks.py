@@ -2,13 +2,15 @@
 
 import os
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, Trainer
+from torch import nn
+
+from training.progress import tell
 
 SELECT = ("last", "loss", "tau")
 Measure = Callable[[], dict[str, float]]
@@ -18,10 +20,12 @@ class Checkpoints(Callback):
     """Writes last.ckpt every so many steps, at the end, and after Ctrl-C.
 
     Ctrl-C ends the run after the step under way. The file is renamed into place, so it is always whole.
+    Validation that is due at that step is still done: a resumed run begins behind it.
     """
 
-    def __init__(self, path: Path, every: int):
-        self.path, self.every, self.interrupted = path, every, False
+    def __init__(self, path: Path, every: int, validate_every: int):
+        self.path, self.every, self.validate_every = path, every, validate_every
+        self.interrupted = False
 
     def on_fit_start(self, trainer: Trainer, pl_module: Any) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,15 +35,18 @@ class Checkpoints(Callback):
         if self.interrupted:
             raise KeyboardInterrupt
         self.interrupted = True
-        print("stopping after this step (Ctrl-C again: at once)", file=sys.stderr, flush=True)
+        tell("stopping after this step (Ctrl-C again: at once)")
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         last = trainer.global_step >= trainer.max_steps
+        if trainer.world_size > 1:  # a process that learns of it a step later would wait for the others
+            self.interrupted = trainer.strategy.reduce_boolean_decision(self.interrupted, all=False)
         if self.interrupted or last or trainer.global_step % self.every == 0:
             save_whole(trainer, self.path)
         if self.interrupted:
             trainer.should_stop = True
-            trainer.limit_val_batches = 0  # nobody waits for a validation after Ctrl-C
+            if trainer.global_step % self.validate_every:  # Lightning validates whenever it stops
+                trainer.limit_val_batches = 0
 
     def on_fit_end(self, trainer: Trainer, pl_module: Any) -> None:
         signal.signal(signal.SIGINT, self.before)
@@ -85,12 +92,13 @@ class Best(Callback):
         else:
             self.path.unlink(missing_ok=True)
 
-    def restore(self, pl_module: Any) -> dict[str, float]:
-        """Give the module the best weights; what was measured of them."""
-        if not self.path.is_file():  # nothing was ever measured
-            return pl_module.latest
-        pl_module.load_state_dict(self.stored()["state_dict"], strict=pl_module.strict_loading)
-        print(f"the best network, by {self.by}, is that of step {self.step}", file=sys.stderr, flush=True)
+    def restore(self, network: nn.Module) -> dict[str, float]:
+        """Give the network the best weights, all that were trained; what was measured of them."""
+        state = self.stored()["state_dict"]
+        network.load_state_dict(
+            {name.removeprefix("network."): value for name, value in state.items()}, strict=False
+        )
+        tell(f"the best network, by {self.by}, is that of step {self.step}")
         return self.values
 
     def stored(self) -> dict[str, Any]:

@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from mtp import Trunk, UserError
-from training.batches import Batch, BatchStream
+from training.batches import Batch, BatchStream, Share
 from training.packing import Rows, Stream, tokenize
+from training.progress import tell
 from training.prompts import prompts
 from training.self_distilled import ContinueText, SelfDistilled
 from training.split import SPLITS, split
@@ -106,6 +107,7 @@ class TextData(lightning.LightningDataModule):
 
     def prepare_data(self) -> None:
         """Write what takes long, in one process; the others find it on disk."""
+        tell("documents: " + ", ".join(f"{len(self.documents(name))} {name}" for name in SPLITS))
         if self._wanted is None:
             return
         if self.trainer is not None:
@@ -117,18 +119,27 @@ class TextData(lightning.LightningDataModule):
     def train_dataloader(self) -> BatchStream:
         """Batches without end, the same for the same seed however often training is resumed."""
         rows = self._with_states(self._training_rows())
-        rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, ranks = self._place()
         self._batches = BatchStream(rows, self.batch_size, self.seed, rank=rank, ranks=ranks)
         self._batches.step = self._start
         return self._batches
+
+    def _place(self) -> tuple[int, int]:
+        """This process and their number."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
     def val_dataloader(self) -> Sequence[Any] | DataLoader[Batch]:
         """The validation rows in a fixed order; nothing (and a note) when there are none."""
         rows = self._validation_rows()
         if rows is None:
             return []
-        dataset: Any = self._with_states(rows)
+        dataset: Any = Share(self._with_states(rows), *self._place())
         return DataLoader(dataset, batch_size=self.batch_size)
+
+    @property
+    def validates(self) -> bool:
+        """Whether there is anything to validate on."""
+        return self._validation_rows() is not None
 
     def validation_prompts(self, count: int, prompt_tokens: int) -> list[list[int]]:
         """Token ids of the beginnings of validation documents, the same ones on every run."""
@@ -157,7 +168,6 @@ class TextData(lightning.LightningDataModule):
             splits["validation"] = named
         if self.max_bytes is not None:
             splits["train"] = _first_bytes(splits["train"], self.max_bytes)
-        log.info("documents: %s", ", ".join(f"{len(splits[name])} {name}" for name in SPLITS))
         return splits
 
     def _training_rows(self) -> Rows:

@@ -42,8 +42,7 @@ class HeadLoss:
             raise UserError(f"loss.kind={self.kind} is not one of {', '.join(KINDS)}")
         for key in ("total", "each", "late", "decay", "feature", "eta"):
             check_not_negative(f"loss.{key}", getattr(self, key))
-        if not 0 <= self.late_share <= 1:
-            raise UserError(f"loss.late_share={self.late_share} is not between 0 and 1")
+        check_share("loss.late_share", self.late_share)
 
     @property
     def coupled(self) -> bool:
@@ -90,13 +89,17 @@ class Objective:
         for key, allowed in (("curriculum", CURRICULA), ("dropout_schedule", DROPOUT_SCHEDULES)):
             if getattr(self, key) not in allowed:
                 raise UserError(f"objective.{key}={getattr(self, key)} is not one of {', '.join(allowed)}")
-        if not 0 <= self.p_max <= 1:
-            raise UserError(f"objective.p_max={self.p_max} is not between 0 and 1")
-        if self.e_scale < 0:
-            raise UserError(f"objective.e_scale={self.e_scale} is negative")
+        check_share("objective.p_max", self.p_max)
+        check_not_negative("objective.e_scale", self.e_scale)
         for key, value in (("rotation", self.rotation), ("gradient_every", self.gradient_every)):
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UserError(f"objective.{key}={value} is not a whole number from 1 on")
+
+    def for_trunk(self) -> str | None:
+        """The first setting that would do nothing on a trunk that is not trained, as key=value."""
+        if self.p_max:
+            return f"p_max={self.p_max}"
+        return None if self.gradient_every is None else f"gradient_every={self.gradient_every}"
 
     def layer_weights(self, num_layers: int, *, step: int, max_steps: int) -> list[float]:
         """e~(t, l) for l = 0..L-1; layer l is read after l+1 layers, the last one is the trunk itself."""
@@ -109,6 +112,11 @@ class Objective:
         return dropout_rates(
             num_layers, self.p_max, schedule=self.dropout_schedule, step=step, max_steps=max_steps
         )
+
+
+def check_share(key: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise UserError(f"{key}={value} is not a number between 0 and 1")
 
 
 def check_not_negative(key: str, value: object) -> None:

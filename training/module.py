@@ -51,8 +51,10 @@ class Training(LightningModule):
         self.automatic_optimization = False
         self.plan = Plan(network, losses, objective, max_steps=optimization.max_steps, frozen=frozen)
         self.network, self.optimization = network, optimization
-        self.frozen, self.seed, self.log_every, self.reports = frozen, seed, log_every, reports
+        self.frozen, self.seed, self.log_every, self.reports = frozen, seed, log_every, list(reports)
         network.train().requires_grad_(False)
+        if frozen:  # what is written before the first step must not depend on dropout in attention
+            network.trunk.eval()
         network.trunk.requires_grad_(not frozen)
         for name in losses:
             network.heads[name].requires_grad_(True)
@@ -190,16 +192,18 @@ class Training(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["tap_gradients"] = self.at_taps.squares(self.summed)
-        if self.frozen:
-            state = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {
-                name: state[name] for name in state if not name.startswith("network.trunk.")
-            }
+        checkpoint["state_dict"] = self.kept(checkpoint["state_dict"])
+
+    def kept(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """What a checkpoint holds of a state dict: not the trunk where it is frozen."""
+        frozen = "network.trunk." if self.frozen else None
+        return {name: state[name] for name in state if frozen is None or not name.startswith(frozen)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.at_taps.go_on(checkpoint.get("tap_gradients", {}), self.trainer.world_size)
 
     def on_train_start(self) -> None:
+        self.plan.check_targets(self.trainer.train_dataloader)
         self.clock.restart()
 
     def train(self, mode: bool = True) -> "Training":

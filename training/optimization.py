@@ -1,6 +1,6 @@
 """How weights move: AdamW with a warmup and a cosine, and a check of its numbers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,8 +27,15 @@ class Optimization:
     def __post_init__(self) -> None:
         check("max_steps", self.max_steps, 1, whole=True)
         check("warmup_steps", self.warmup_steps, 0, whole=True)
-        for key in ("lr", "lr_floor", "weight_decay", "clip"):
+        for key in ("lr", "lr_floor", "weight_decay"):
             check(key, getattr(self, key), 0)
+        check("clip", self.clip, 0)
+        if not self.clip:
+            raise UserError(
+                "trainer.clip=0 would leave nothing of the gradient; a large number clips nothing"
+            )
+        if not isinstance(self.betas, Sequence) or len(self.betas) != 2 or not all(map(is_beta, self.betas)):
+            raise UserError(f"trainer.betas={self.betas} is not a list of two numbers from 0 to below 1")
         if self.micro_rows is not None:
             check("micro_rows", self.micro_rows, 1, whole=True)
 
@@ -39,9 +46,8 @@ class Optimization:
 
     def optimizer(self, trained: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         trained = list(trained)
-        kinds: dict[
-            tuple[bool, type], list[nn.Parameter]
-        ] = {}  # sharded ones cannot step along with whole ones
+        # By shape, and sharded ones apart from whole ones, which cannot step along with them.
+        kinds: dict[tuple[bool, type], list[nn.Parameter]] = {}
         for parameter in trained:
             kinds.setdefault((parameter.ndim >= 2, type(parameter.data)), []).append(parameter)
         groups = [
@@ -50,6 +56,10 @@ class Optimization:
         ]
         fused = all(parameter.is_cuda for parameter in trained)
         return torch.optim.AdamW(groups, lr=self.lr, betas=(self.betas[0], self.betas[1]), fused=fused)
+
+
+def is_beta(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
 
 
 def check(key: str, value: Any, least: float, *, whole: bool = False) -> None:

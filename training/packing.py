@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from rich.console import Console
-from rich.progress import track
 from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -21,12 +19,13 @@ from transformers import PreTrainedTokenizerBase
 from mtp.errors import UserError
 from training import chat
 from training.cache import cached, digest
+from training.progress import shown
 from training.text import Document
 
 PADDING = -1  # the document of a position that holds none
 PIECE = 1 << 20  # characters: a longer document is tokenised in pieces, or one line of 30 MB would cost 30 GB
 BATCH = 1 << 21  # characters tokenised in one call
-LONG_WORK = 1 << 22  # characters from which a progress bar appears
+LONG_WORK = 1 << 22  # characters from which it is shown how far the work is
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +83,18 @@ class Rows:
             "at least one must follow another token (of a conversation the assistant's turns are learned)"
         )
 
-    def trainable(self) -> int:
-        """How many tokens follow one of their own document and row: the targets of next-token prediction."""
-        inside = np.ones(len(self.stream.tokens), bool)
-        starts = (self.ends - self.stream.lengths)[self.stream.lengths > 0]
-        inside[starts] = False
-        inside[:: self.row_length] = False
+    def trainable(self, depth: int = 0) -> int:
+        """How many targets depth k has: tokens with k+1 before them in their own document and row.
+
+        Example, T = 4, documents of 3 and 4 tokens in the rows a b c d | e f g: depth 0 has b c and f g,
+        depth 1 has c and g, depth 2 none (d e f g is a document, but cut).
+        """
+        places = np.arange(min(len(self.stream.tokens), self.count * self.row_length))
+        starts = np.repeat(self.ends - self.stream.lengths, self.stream.lengths)[: len(places)]
+        found = np.minimum(places - starts, places % self.row_length) > depth
         if self.stream.learned is not None:
-            inside &= self.stream.learned
-        return int(inside.sum())
+            found &= self.stream.learned[: len(places)]
+        return int(found.sum())
 
     def __len__(self) -> int:
         return self.count
@@ -214,4 +216,4 @@ def _batches(pieces: list[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
 def _with_progress(batches: list[Any], characters: int) -> Iterable[Any]:
     if characters < LONG_WORK:
         return batches
-    return track(batches, description="Tokenising", console=Console(stderr=True), transient=True)
+    return shown(batches, "tokenising")

@@ -23,6 +23,7 @@ from training.backward import (
     no_gradient_to,
 )
 from training.losses import HeadLoss, Objective
+from training.packing import Rows
 from training.readings import Reading, measured
 from training.targets import Batch, targets_by_depth
 
@@ -92,6 +93,17 @@ class Plan:
                 return head.readouts(trunk, tokens, states)
 
             yield Family(name, readouts, weights, loss, chained=head.chained, detached=detached)
+
+    def check_targets(self, loader: Any) -> None:
+        """UserError where a depth that is trained has no target in all of a loader's rows, if it has rows."""
+        rows: Any = getattr(loader, "rows", getattr(loader, "dataset", None))
+        rows = getattr(rows, "rows", rows)  # those with states hold them
+        for depth in self.depths if isinstance(rows, Rows) else ():
+            if not rows.trainable(depth):
+                raise UserError(
+                    f"data: no document has a token to learn with {depth + 1} before it in its row of "
+                    f"{rows.row_length}, so depth {depth} has no target; use longer rows or fewer depths"
+                )
 
     def counts(self, batch: Batch) -> Tensor:
         """How many targets each depth 0, 1, ... has: [D+1]."""
@@ -179,6 +191,15 @@ def check_trainable(
             raise UserError(f"heads.{name}.loss is null, but this head has weights of its own to train")
         if loss is not None and not own:
             raise UserError(f"heads.{name}.loss must be null: this head has no weights of its own to train")
+        if loss is not None and loss.feature and not getattr(network.heads[name], "foretells", False):
+            raise UserError(
+                f"heads.{name}.loss.feature={loss.feature} is for heads that foretell the trunk's states, "
+                "such as eagle; this one does not"
+            )
+    if frozen and (ignored := objective.for_trunk()):
+        raise UserError(
+            f"objective.{ignored} is about training the trunk, which trunk.frozen=true leaves alone"
+        )
     if frozen and not any(losses.values()):
         raise UserError(
             "head: the trunk is frozen and no head with weights is trained, so there is nothing to train"

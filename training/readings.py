@@ -17,6 +17,7 @@ from training.distances import forward_kl, hybrid, log_alpha, ratio, reverse_kl,
 from training.targets import IGNORED, Targets, shift
 
 LOGITS_AT_ONCE = 2**26  # entries of one [n, V] block of logits: 256 MB in float32
+ON_CPU = 2**19  # there a block that stays in the cache is faster: 2 MB
 COUPLED = ("tv_chain", "accept")  # kinds whose formula needs all depths of a draft
 KINDS = ("ce", "kl", "reverse_kl", "tv", "lk", "hybrid", *COUPLED)
 
@@ -74,7 +75,8 @@ def law_at_depth(trunk: Tensor, depth: int) -> Tensor:
 def blocks(reading: Reading, matrix: Tensor, hidden: Tensor) -> Iterator[tuple[Block, Tensor]]:
     """The reading in blocks, each with the part [n, H] of `hidden` [N, H] that its logits are made of."""
     label, law = reading.labels.flatten(), reading.law.flatten(0, 1)
-    size = max(1, LOGITS_AT_ONCE // len(reading.law_matrix))
+    most = LOGITS_AT_ONCE if hidden.is_cuda else min(LOGITS_AT_ONCE, ON_CPU)
+    size = max(1, most // len(reading.law_matrix))
     for first in range(0, len(hidden), size):
         some = slice(first, first + size)
         part = hidden[some].detach().requires_grad_(hidden.requires_grad)

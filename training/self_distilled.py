@@ -6,24 +6,18 @@ run that was stopped goes on behind the last whole line.
 """
 
 import json
-import logging
 import os
-import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
-from rich.progress import track
 from transformers import PreTrainedTokenizerBase
 
 from mtp.errors import UserError, check_whole
 from training.cache import cache_folder, digest, locked
+from training.progress import shown, tell
 from training.prompts import Prompt, prompts
 from training.text import Document
-
-log = logging.getLogger(__name__)
 
 # (prompts' token ids, a seed for each, temperature, most new tokens) -> the new token ids of each
 ContinueText = Callable[[list[list[int]], list[int], float, int], list[list[int]]]
@@ -79,9 +73,9 @@ class SelfDistilled:
         """What stands in the file, after what was missing has been appended."""
         found = read_lines(path)
         if len(found) < len(asked):
-            log.info("the trunk writes %d of %d texts to %s", len(asked) - len(found), len(asked), path)
+            tell(f"the trunk writes {len(asked) - len(found)} of {len(asked)} texts to {path}")
             keep_lines(path, len(found))
-            for first in shown(range(len(found), len(asked), self.batch_size)):
+            for first in shown(range(len(found), len(asked), self.batch_size), "groups of texts"):
                 some = asked[first : first + self.batch_size]
                 seeds = [self.seed + first + place for place in range(len(some))]
                 ids = [prompt.token_ids for prompt in some]
@@ -115,7 +109,3 @@ def keep_lines(path: Path, count: int) -> None:
     part = path.with_suffix(".part")
     part.write_text("".join(lines), encoding="utf-8")
     os.replace(part, path)
-
-
-def shown(work: Any) -> Iterable[int]:
-    return track(work, "The trunk writes", console=Console(file=sys.stderr), disable=not sys.stderr.isatty())

@@ -4,28 +4,23 @@ One file a tap, rows one after the other, so that what a stopped run wrote is ke
 Letters: N rows, T tokens a row, H hidden size.
 """
 
-import logging
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
-from rich.console import Console
-from rich.progress import track
 from torch import Tensor
 
 from mtp import Trunk, UserError
 from training.cache import cache_folder, digest, locked
 from training.packing import Rows
-
-log = logging.getLogger(__name__)
+from training.progress import shown, tell
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TOKENS_AT_ONCE = 4096
-LONG_WORK = 1 << 16  # tokens from which a progress bar appears
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +90,7 @@ def append(wanted: Wanted, rows: Rows, files: dict[int, Path], first: int) -> No
         opened = {tap: stack.enter_context(path.open("ab")) for tap, path in files.items()}
         for file in opened.values():
             file.truncate(first * size)  # a row that was cut off, or that another tap does not have
-        for some in shown(
-            list(batches(range(first, len(rows)), rows.row_length)), len(rows), rows.row_length
-        ):
+        for some in shown(list(batches(range(first, len(rows)), rows.row_length)), "states of the trunk"):
             tokens = torch.stack([rows[row]["tokens"] for row in some])
             for tap, state in tapped(wanted, tokens).items():
                 if tap in opened:
@@ -130,18 +123,12 @@ def announce(folder: Path, needed: int, count: int) -> None:
             f"data.states: the states of {count} rows take {needed / 1e9:.1f} GB more in {folder}, "
             f"and the disk has {free / 1e9:.1f} GB; use fewer rows (data.max_bytes) or a smaller dtype"
         )
-    log.info("writing the states of %d rows, %.1f MB, to %s", count, needed / 1e6, folder)
+    tell(f"the states of {count} rows: {needed / 1e6:.1f} MB are written to {folder}")
 
 
 def batches(numbers: Sequence[int], row_length: int) -> Iterator[Sequence[int]]:
     count = max(1, TOKENS_AT_ONCE // row_length)
     return (numbers[at : at + count] for at in range(0, len(numbers), count))
-
-
-def shown(work: list[Any], rows: int, row_length: int) -> Iterable[Any]:
-    if rows * row_length < LONG_WORK:
-        return work
-    return track(work, "States of the trunk", console=Console(stderr=True))
 
 
 def length(path: Path) -> int:

@@ -6,7 +6,6 @@ text), CRLF becomes LF, a leading byte order mark is dropped.
 """
 
 import itertools
-import logging
 import os
 import sysconfig
 from collections.abc import Iterable
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mtp.errors import UserError
-
-log = logging.getLogger(__name__)
+from training.progress import tell
 
 NOT_LIBRARY = {"site-packages", "dist-packages", "__pycache__"}
 
@@ -62,7 +60,7 @@ class Stdlib:
         texts = {path.as_posix(): _lenient_text(root / path) for path in paths}
         skipped = sum(text is None for text in texts.values())
         if skipped:
-            log.info("%d of %d files under %s are not UTF-8 and were left out", skipped, len(paths), root)
+            tell(f"{skipped} of {len(paths)} files under {root} are not UTF-8 and were left out")
         documents = [Document(name, text) for name, text in texts.items() if text and text.strip()]
         if not documents:
             raise UserError(f"data.source.root: no readable .py file with text under {root}")

@@ -38,6 +38,7 @@ def build_trainer(setting: dict[str, Any], callbacks: list[Callback]) -> Trainer
         val_check_interval=setting["validate_every"],
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
+        use_distributed_sampler=False,  # the data share rows out; a sampler would count some twice
         callbacks=[SumsItsOwnGradients(), *callbacks],
         logger=False,
         enable_checkpointing=False,

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from transformers import PreTrainedTokenizerFast
 
 from mtp.errors import UserError
+from training.batches import Share
 from training.data import TextData
 from training.files import Files
 
@@ -273,3 +274,13 @@ def test_short_epochs_go_on_where_the_last_one_stopped_and_resume_exactly(folder
     first = train(data(folder), -1, max_epochs=2, save=str(tmp_path / "two.ckpt"), **options)
     second = train(data(folder), -1, max_epochs=5, resume=str(tmp_path / "two.ckpt"), **options)
     assert first + second == straight
+
+
+@pytest.mark.parametrize(("ranks", "limit"), [(1, 5), (2, 5), (3, 7), (4, 4)])
+def test_processes_share_validation_rows_and_none_counts_twice(folder, ranks, limit):
+    rows = data(folder, max_validation_rows=limit).val_dataloader().dataset.rows
+    shares = [Share(rows, rank, ranks) for rank in range(ranks)]
+    assert len({len(share) for share in shares}) == 1
+    taken = [share[place] for place in range(len(shares[0])) for share in shares]
+    real = [row["tokens"].tolist() for row in taken if (row["documents"] >= 0).any()]
+    assert real == [rows[number]["tokens"].tolist() for number in range(limit)]

@@ -87,7 +87,7 @@ def test_lambda_falls_for_the_last_share_of_the_steps():
     [
         ({"each": -1.0}, "loss.each=-1.0 is not a number from 0 on"),
         ({"each": 1.0, "kind": "mse"}, "loss.kind=mse is not one of ce, kl"),
-        ({"each": 1.0, "late_share": 2}, "loss.late_share=2 is not between 0 and 1"),
+        ({"each": 1.0, "late_share": 2}, "loss.late_share=2 is not a number between 0 and 1"),
         ({"total": "x"}, "loss.total=x is not a number"),
         ({"total": 1.0, "decay": float("nan")}, "loss.decay=nan"),
     ],
@@ -103,6 +103,7 @@ def test_a_loss_that_makes_no_sense_is_refused_by_its_key(options, line):
         ("curriculum", "random"),
         ("dropout_schedule", "linear"),
         ("p_max", 1.5),
+        ("p_max", "many"),
         ("e_scale", -1),
         ("rotation", 0),
         ("gradient_every", 0),

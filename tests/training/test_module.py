@@ -11,6 +11,7 @@ from mtp import Network, UserError
 from mtp.checkpoint import build_head
 from training.losses import HeadLoss, Objective
 from training.module import Optimization, Training
+from training.packing import Rows, Stream
 from training.targets import targets_at_depth, targets_by_depth
 
 OBJECTIVE = Objective(e_scale=0.2, curriculum="none", rotation=1, p_max=0.0, dropout_schedule="constant")
@@ -412,3 +413,36 @@ def test_under_autocast_every_weight_still_gets_its_gradient():
         if plain[name].norm() > 1e-2:
             size = (parameter.grad.norm() / plain[name].norm()).item()
             assert 0.8 < size < 1.25, (name, size)
+
+
+@pytest.mark.parametrize(
+    ("losses", "objective", "line"),
+    [
+        ({"parallel": HeadLoss(each=1.0, feature=1.0)}, OBJECTIVE, "heads.parallel.loss.feature=1.0 is for"),
+        ({"parallel": HeadLoss(each=1.0)}, replace(OBJECTIVE, p_max=0.1), "objective.p_max=0.1 is about"),
+        ({"parallel": HeadLoss(each=1.0)}, replace(OBJECTIVE, gradient_every=2), "gradient_every=2 is about"),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(losses, objective, line):
+    with pytest.raises(UserError, match=line):
+        training(tiny_network(), losses, objective, frozen=True)
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [({"clip": 0.0}, "trainer.clip=0 would leave nothing"), ({"betas": (0.9, 1.5)}, "trainer.betas=")],
+)
+def test_numbers_that_no_training_survives_are_refused(option, line):
+    with pytest.raises(UserError, match=line):
+        replace(OPTIMIZATION, **option)
+
+
+def test_a_depth_without_a_target_in_any_row_is_refused_before_the_first_step():
+    """Rows of 4 tokens have targets at depths 0 to 2; rows handed in directly are looked at too."""
+    rows = Rows(Stream(torch.arange(32).int().numpy(), torch.tensor([32]).numpy()), 4)
+    module = training(tiny_network(), {"sequential": HeadLoss(each=1.0)}, frozen=True)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    trainer = Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False)
+    with pytest.raises(UserError, match="in its row of 4, so depth 3 has no target; use longer rows"):
+        trainer.fit(module, DataLoader(rows, batch_size=2))
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

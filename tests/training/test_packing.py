@@ -198,3 +198,27 @@ def test_an_endless_word_does_not_stop_the_tokenizer_training(tmp_path):
 def test_a_vocabulary_too_small_for_all_bytes_is_refused(size, tmp_path):
     with pytest.raises(UserError, match="vocab_size must be an integer of at least 258"):
         train_tokenizer(["text"], size, cache_dir=str(tmp_path))
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=12),
+    row_length=st.integers(2, 11),
+    most=st.integers(1, 9),
+    depth=st.integers(0, 4),
+)
+def test_targets_at_a_depth_are_counted_as_the_rows_have_them(lengths, row_length, most, depth):
+    try:
+        rows = Rows(stream(*lengths), row_length, most=most)
+    except UserError:
+        return
+    numbers = [rows[row]["documents"].tolist() for row in range(len(rows))]
+    expected = sum(1 for row in numbers for a, b in zip(row, row[depth + 1 :], strict=False) if a == b != -1)
+    assert rows.trainable(depth) == expected
+
+
+def test_learned_tokens_behind_the_rows_that_are_kept_are_no_targets():
+    learned = np.array([False] * 6 + [True] * 2)
+    made = Stream(np.arange(8, dtype=np.int32), np.array([8]), learned)
+    assert Rows(made, 4).trainable() == 2
+    with pytest.raises(UserError, match="to be learned"):
+        Rows(made, 4, most=1)

@@ -40,7 +40,7 @@ network = tiny_network()
 losses = {"sequential": HeadLoss(total=0.3, kind="tv_chain"), "parallel": HeadLoss(each=1.0, decay=0.0)}
 if not frozen:
     losses["early_exit"] = None
-objective = Objective(e_scale=0.2, curriculum="rotational", rotation=2, p_max=0.5,
+objective = Objective(e_scale=0.2, curriculum="rotational", rotation=2, p_max=0.0 if frozen else 0.5,
                       dropout_schedule="constant")
 optimization = Optimization(lr=1e-3, warmup_steps=0, lr_floor=1.0, max_steps=5, weight_decay=0.0,
                             betas=(0.9, 0.95), clip=1.0, micro_rows=1)

@@ -6,7 +6,10 @@ import pytest
 import torch
 from tiny import tiny_trunk
 
-from mtp import UserError
+from mtp import Network, UserError
+from mtp.checkpoint import build_head
+from training.losses import HeadLoss, Objective
+from training.module import Optimization, Training
 from training.packing import Rows, Stream
 from training.states import Wanted, folder_of, with_states, write_states
 
@@ -18,6 +21,13 @@ def rows(count: int = 12, row_length: int = 8) -> Rows:
 
 def wanted(dtype: str = "float32", taps: tuple[int, ...] = (2, 4), **options) -> Wanted:
     return Wanted(tiny_trunk(**options), "a trunk", taps, dtype)
+
+
+def frozen_run(network: Network) -> Training:
+    """A run as it is before its first step."""
+    optimization = Optimization(1e-3, 0, 1.0, 5, 0.0, (0.9, 0.95), 1.0, None)
+    objective = Objective(0.2, "none", 1, 0.0, "constant")
+    return Training(network, {"sequential": HeadLoss(each=1.0)}, objective, optimization, frozen=True)
 
 
 def one_pass(want: Wanted, made: Rows) -> dict[int, torch.Tensor]:
@@ -92,3 +102,22 @@ def test_a_state_beyond_float16_is_refused_by_size(tmp_path):
         want.trunk.model.model.embed_tokens.weight.mul_(1e6)
     with pytest.raises(UserError, match=r"data\.states=float16 cannot hold a state of size"):
         write_states(want, rows(), str(tmp_path))
+
+
+def test_the_states_of_a_trunk_with_dropout_are_those_of_evaluation(tmp_path):
+    trunk = tiny_trunk(attention_dropout=0.5)
+    network = Network(trunk, {"sequential": build_head("sequential", trunk, depth=1)})
+    frozen_run(network)
+    want, made = Wanted(trunk, "a trunk", (4,), "float32"), rows()
+    write_states(want, made, str(tmp_path))
+    trunk.eval()
+    expected, found = one_pass(want, made), with_states(want, made, str(tmp_path))
+    for row in range(len(made)):
+        torch.testing.assert_close(found[row]["state_4"], expected[4][row], rtol=1e-6, atol=1e-6)
+
+
+def test_it_is_said_what_is_written_and_where(tmp_path, capsys):
+    folder = write_states(wanted(), rows(), str(tmp_path))
+    assert capsys.readouterr().err == f"the states of 12 rows: 0.0 MB are written to {folder}\n"
+    write_states(wanted(), rows(), str(tmp_path))
+    assert capsys.readouterr().err == ""
