@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 CHOICES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-PRIOR, PRIOR_WEIGHT = 0.6, 2.0  # acceptance at depth 1 before any test, worth so many tests
+PRIOR, PRIOR_WEIGHT = 0.8, 2.0  # acceptance at depth 1 before any test: a draft too long costs little, once
 MEMORY = 0.9  # weight of the tests before, each time a depth is tested
 GAIN = 1.02  # drafting must promise so much more than plain decoding
 PROBE_EVERY, PROBE_AT_MOST = 32, 256  # plain steps before a draft is tried again; doubled when it fails

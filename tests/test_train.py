@@ -231,12 +231,19 @@ def test_a_head_without_an_expected_tau_is_refused_where_it_is_asked_for(overrid
         (["out=x", "resume=true", "run_dir=nowhere"], "there is no checkpoint nowhere/checkpoints/last.ckpt"),
     ],
 )
-def test_the_command_ends_with_status_2_and_one_line(arguments, line):
-    done = command(*arguments)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert line in done.stderr
-    assert done.stdout == ""
+def test_a_mistake_ends_with_status_2_and_one_line(arguments, line, capsys):
+    with pytest.raises(SystemExit) as ended:
+        entry.run(train.train, "train", arguments)
+    printed = capsys.readouterr()
+    assert ended.value.code == 2
+    assert printed.err.count("\n") == 1
+    assert line in printed.err
+    assert printed.out == ""
+
+
+def test_the_command_itself_ends_with_status_2_and_one_line():
+    done = command("promt=x")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
 def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(overrides, tmp_path):
