@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from decoding.acceptance import Acceptance, total
+from decoding.comparison import counts
 from decoding.contest import Run, same
 
 Row = dict[str, Any]
@@ -28,21 +29,8 @@ def result(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, Any]:
         "seconds": [run.seconds for run in runs],
         "identical": same(runs, plain),
     }
-    return found if runs[0].completion is None else found | acceptance([run.completion for run in runs])
-
-
-def acceptance(completions: Sequence[Any]) -> dict[str, Any]:
-    """Counts of all runs together: with automatic length they differ from run to run."""
-    counts = total([completion.acceptance for completion in completions])
-    return {
-        "emitted": counts.emitted,
-        "steps": counts.steps,
-        "tau": counts.tau,
-        "alpha": counts.alpha,
-        "drafted": counts.drafted,
-        "tested_at_depth": counts.tested_at_depth,
-        "accepted_at_depth": counts.accepted_at_depth,
-    }
+    ours = [run.completion for run in runs if run.completion is not None]
+    return found | counts(ours) if ours else found  # of all runs: with automatic length they differ
 
 
 def standings(rows: Sequence[Row], contenders: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -71,8 +59,8 @@ def standing(rows: Sequence[Row], name: str, contenders: Sequence[str]) -> dict[
     for base in (PLAIN, TRANSFORMERS):
         found[f"to_{base}"] = ratio(rows, name, base) if base in contenders else None
     if all("steps" in result for result in results):
-        counts = total([counted(result) for result in results])
-        found |= {"tau": counts.tau, "alpha": counts.alpha, "conditional": counts.conditional}
+        together = total([counted(result) for result in results])
+        found |= {"tau": together.tau, "alpha": together.alpha, "conditional": together.conditional}
     return found
 
 

@@ -26,3 +26,12 @@ def trunk_of(model_type: str, **options) -> Trunk:
             if parameter.dim() == 1:
                 parameter.copy_(torch.rand_like(parameter) + 0.5)
     return Trunk(model)
+
+
+def agree(pair: tuple[Trunk, Trunk], tokens: torch.Tensor, *, atol: float, rtol: float, **options) -> None:
+    """Two trunks give the same logits and the same states after every layer."""
+    theirs, ours = (trunk(tokens, taps=tuple(range(LAYERS + 1)), **options) for trunk in pair)
+    torch.testing.assert_close(ours.logits, theirs.logits, atol=atol, rtol=rtol)
+    assert ours.states.keys() == theirs.states.keys()
+    for tap, state in theirs.states.items():
+        torch.testing.assert_close(ours.states[tap], state, atol=atol, rtol=rtol)

@@ -2,7 +2,8 @@ import json
 
 import hydra
 import pytest
-from test_train import TINY, run
+from test_train import run
+from tiny import TINY
 
 import entry
 import objectives

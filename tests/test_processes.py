@@ -10,27 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_train import TINY, composed, metrics, run, wait_for
+from test_train import composed, metrics, run, wait_for
 
 import train
 from mtp import Network, UserError
 
 ROOT = Path(__file__).parents[1]
 STEPS = ["trainer.max_steps=5", "trainer.checkpoint_every=5", "trainer.validate_every=5"]
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("texts")
-    for number in range(40):
-        words = (f"w{number}x{place * place % (50 + number)}" for place in range(60))
-        (folder / f"{number:02}.txt").write_text("\n".join(words) + "\n")
-    return str(folder)
-
-
-@pytest.fixture
-def overrides(texts, tmp_path) -> list[str]:
-    return [*TINY, f"data.source.path={texts}", f"data.cache_dir={tmp_path / 'cache'}"]
 
 
 @pytest.fixture

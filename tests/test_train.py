@@ -22,28 +22,6 @@ from training.losses import HeadLoss
 ROOT = Path(__file__).parents[1]
 GROUPS = ("trunk", "head", "objective", "trainer", "experiment")
 VARIANTS = [(group, path.stem) for group in GROUPS for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
-TINY = [
-    "data=files", "data.row_length=16", "data.batch_size=3", "data.max_validation_rows=4",
-    "data.validation_fraction=0.1", "trunk.config.hidden_size=16", "trunk.config.head_dim=8",
-    "trunk.config.num_attention_heads=2", "trunk.config.num_key_value_heads=1",
-    "trunk.config.intermediate_size=24", "trunk.config.num_hidden_layers=3", "trunk.config.vocab_size=300",
-    "head=[sequential,early_exit]", "heads.sequential.depth=2", "objective=layerskip",
-    "trainer.warmup_steps=2", "trainer.log_every=2", "trainer.validate_every=4", "trainer.max_steps=7",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("texts")
-    for number in range(40):
-        words = (f"w{number}x{place * place % (50 + number)}" for place in range(60))
-        (folder / f"{number:02}.txt").write_text("\n".join(words) + "\n")
-    return str(folder)
-
-
-@pytest.fixture
-def overrides(texts, tmp_path) -> list[str]:
-    return [*TINY, f"data.source.path={texts}", f"data.cache_dir={tmp_path / 'cache'}"]
 
 
 def composed(*overrides: str) -> dict:

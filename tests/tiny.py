@@ -10,6 +10,16 @@ from mtp import Network, Trunk
 from mtp.checkpoint import build_head
 from training.tokenizer import BEGIN, END, wrap
 
+# Overrides of conf/train.yaml for a run of a second.
+TINY = [
+    "data=files", "data.row_length=16", "data.batch_size=3", "data.max_validation_rows=4",
+    "data.validation_fraction=0.1", "trunk.config.hidden_size=16", "trunk.config.head_dim=8",
+    "trunk.config.num_attention_heads=2", "trunk.config.num_key_value_heads=1",
+    "trunk.config.intermediate_size=24", "trunk.config.num_hidden_layers=3", "trunk.config.vocab_size=300",
+    "head=[sequential,early_exit]", "heads.sequential.depth=2", "objective=layerskip",
+    "trainer.warmup_steps=2", "trainer.log_every=2", "trainer.validate_every=4", "trainer.max_steps=7",
+]  # fmt: skip
+
 
 def tiny_trunk(seed: int = 0, layers: int = 4, vocab_size: int = 64, context: int = 256, **options) -> Trunk:
     """A Llama with random weights, large enough for its laws to differ clearly from token to token."""

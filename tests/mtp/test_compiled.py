@@ -1,8 +1,10 @@
 """The kernel says what an architecture's own modules say, the same bits however much is scored with it."""
 
 import copy
+import functools
 import shutil
 
+import architectures
 import pytest
 import torch
 from architectures import LAYERS, trunk_of
@@ -35,11 +37,7 @@ def pair(request):
     return ours, built(ours)
 
 
-def agree(pair, tokens, **options):
-    theirs, ours = (trunk(tokens, taps=tuple(range(LAYERS + 1)), **options) for trunk in pair)
-    torch.testing.assert_close(ours.logits, theirs.logits, **CLOSE)
-    for tap, state in theirs.states.items():
-        torch.testing.assert_close(ours.states[tap], state, **CLOSE)
+agree = functools.partial(architectures.agree, **CLOSE)
 
 
 @torch.no_grad()

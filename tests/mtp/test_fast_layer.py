@@ -1,7 +1,9 @@
 """The fast layer says what the architecture's own module says, whatever mask, cache, batch or cut."""
 
 import copy
+import functools
 
+import architectures
 import pytest
 import torch
 from architectures import LAYERS, trunk_of
@@ -26,12 +28,7 @@ def pair(request):
     return ours, packed
 
 
-def agree(pair, tokens, **options):
-    theirs, ours = (trunk(tokens, taps=tuple(range(LAYERS + 1)), **options) for trunk in pair)
-    torch.testing.assert_close(ours.logits, theirs.logits, **CLOSE)
-    assert ours.states.keys() == theirs.states.keys()
-    for tap, state in theirs.states.items():
-        torch.testing.assert_close(ours.states[tap], state, **CLOSE)
+agree = functools.partial(architectures.agree, **CLOSE)
 
 
 @torch.no_grad()
