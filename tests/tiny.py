@@ -18,6 +18,7 @@ TINY = [
     "trunk.config.intermediate_size=24", "trunk.config.num_hidden_layers=3", "trunk.config.vocab_size=300",
     "head=[sequential,early_exit]", "heads.sequential.depth=2", "objective=layerskip",
     "trainer.warmup_steps=2", "trainer.log_every=2", "trainer.validate_every=4", "trainer.max_steps=7",
+    "trainer.precision=32",
 ]  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def build_trainer(setting: dict[str, Any], callbacks: list[Callback]) -> Trainer
         devices=setting["devices"],
         num_nodes=setting["nodes"],
         strategy=strategy(setting["strategy"], processes(setting, cuda)),
-        precision=("bf16-mixed" if cuda else "32") if precision == "auto" else precision,
+        precision=("bf16-mixed" if cuda or has_amx() else "32") if precision == "auto" else precision,
         max_steps=setting["max_steps"],
         min_epochs=0,
         max_epochs=-1,
@@ -45,6 +45,11 @@ def build_trainer(setting: dict[str, Any], callbacks: list[Callback]) -> Trainer
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+
+
+def has_amx() -> bool:
+    """Whether this CPU multiplies bfloat16 matrices in hardware: some eight times as fast as float32 ones."""
+    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
 
 
 def processes(setting: dict[str, Any], cuda: bool) -> int:
