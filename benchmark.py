@@ -1,7 +1,8 @@
 """Time drafters and other packages on the same prompts: `python benchmark.py output=FILE.json`.
 
 FILE.jsonl beside the output gets a line for every prompt as soon as it is done; started again, the same
-command goes on there. The JSON and the Markdown page are made from these lines.
+command goes on there. The JSON is made from these lines, and so is one chapter of the Markdown page `table`,
+which keeps its others.
 """
 
 import entry  # first: it sets up Hydra's environment
@@ -20,7 +21,7 @@ from rich.progress import track
 
 import decode
 from ablate import cut_prompts, drafter_config, drafter_maker, drafter_name, stored
-from decoding.benchmark_page import grids, lines, markdown, terminal_table
+from decoding.benchmark_page import grids, lines, merged, terminal_table
 from decoding.contest import Contender
 from decoding.generate import check_eos, check_verifier
 from decoding.machine import processor
@@ -77,7 +78,9 @@ def finish(document: dict[str, Any], config: dict[str, Any]) -> None:
     if config["output"]:
         decode.write(config["output"], document)
     if config["table"]:
-        decode.write_text(config["table"], markdown(document))
+        page = Path(config["table"])
+        before = page.read_text(encoding="utf-8") if page.is_file() else ""
+        decode.write_text(config["table"], merged(before, document))
 
 
 def described(config: dict[str, Any], network: Network, argv: list[str]) -> dict[str, Any]:

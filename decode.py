@@ -140,7 +140,7 @@ def check_form(config: dict[str, Any]) -> None:
 def shape(network: Network, config: dict[str, Any]) -> None:
     """Compile or pack the network as the config says; what was asked for by name must be possible."""
     wanted = config["compile"] is True or (config["compile"] and config["packed"] is not True)
-    if wanted and (reason := compiled(network)) is None:
+    if wanted and (reason := compiled(network, config["compile"] is True)) is None:
         return
     if config["compile"] is True:
         raise UserError(f"compile=true: {reason}")
@@ -148,9 +148,12 @@ def shape(network: Network, config: dict[str, Any]) -> None:
         raise UserError(f"packed=true: {reason}")
 
 
-def compiled(network: Network) -> str | None:
-    """Put the kernel in, saying so where it is built first; the reason where that cannot be."""
+def compiled(network: Network, asked: bool) -> str | None:
+    """Put the kernel in, saying so where it is built first; on a GPU, where it was asked for, compile and
+    capture graphs instead, saying how far that is. The reason where neither can be."""
     trunk = network.trunk
+    if asked and trunk.device.type == "cuda":
+        return network.capture_graphs(Console(stderr=True, highlight=False).print)
     if kernel.why_not(trunk.device, trunk.dtype, trunk.config) or kernel.path().is_file():
         return network.compile_kernel()
     with Console(stderr=True).status("building the kernel for this machine (seconds, once)"):

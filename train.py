@@ -42,7 +42,7 @@ from training.saving import save
 from training.self_distilled import ContinueText
 from training.sharding import whole_state
 from training.start import load_network, new_network, tokenizer_of
-from training.trainer import build_trainer, other_logs, spare_memory
+from training.trainer import build_trainer, compile_layers, other_logs, spare_memory
 
 
 def train(config: dict[str, Any]) -> None:
@@ -173,8 +173,7 @@ def build_module(config: dict[str, Any], network: Network, reports: list[Any]) -
     if setting["activation_checkpointing"]:
         spare_memory(network)
     if setting["compile"]:
-        for layer in network.trunk.layers:
-            layer.compile()
+        compile_layers(network.trunk.layers)
     optimization = {field.name: setting[field.name] for field in dataclasses.fields(Optimization)}
     return Training(
         network,

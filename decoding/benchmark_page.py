@@ -1,4 +1,4 @@
-"""What a benchmark found, for a terminal and as a Markdown page, from its JSON alone."""
+"""What a benchmark found, for a terminal and as a chapter of a Markdown page, from its JSON alone."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from decoding.table import NONE, by_depth, number
 Document = dict[str, Any]
 PACKAGES = ("python", "torch", "transformers")
 
+READING = "# How to read these tables"
 LEGEND = """\
 Speed: tokens a second, and × that of our plain decoding; over several prompts, all tokens by all seconds,
 a prompt's seconds being the median of its runs. In brackets: 95 % of what other draws of these prompts
@@ -117,7 +118,7 @@ def lines(document: Document) -> Iterator[str]:
     yield (
         f"Weights {roof['weight_bytes'] / 1e6:,.0f} MB, cache {roof['cache_bytes_per_token'] / 1e3:,.1f} kB "
         f"by token; the process held {memory['ours']['process'] / 1e6:,.0f} MB at most before other "
-        f"packages' models were loaded, {memory['all']['process'] / 1e6:,.0f} MB with them."
+        f"packages' models were loaded, {memory['all']['process'] / 1e6:,.0f} MB with them{on_gpu(memory)}."
     )
     if document["packages"]:
         yield (
@@ -134,6 +135,17 @@ def lines(document: Document) -> Iterator[str]:
         yield f"Left out: {name} ({reason})."
 
 
+def on_gpu(memory: dict[str, Any]) -> str:
+    """
+    >>> on_gpu({"ours": {"gpu": 2_000_000}, "all": {"gpu": 5_000_000}}), on_gpu({"ours": {"gpu": None}})
+    ('; on the GPU 2 MB and 5 MB', '')
+    """
+    if memory["ours"]["gpu"] is None:
+        return ""
+    ours, every = (memory[whose]["gpu"] / 1e6 for whose in ("ours", "all"))
+    return f"; on the GPU {ours:,.0f} MB and {every:,.0f} MB"
+
+
 def source(document: Document) -> str:
     """Command, commit, versions, machine and settings."""
     versions = ", ".join(f"{name} {document['versions'][name]}" for name in PACKAGES)
@@ -148,11 +160,40 @@ def source(document: Document) -> str:
 
 
 def markdown(document: Document) -> str:
-    """The whole page; no number in it is typed by hand."""
-    parts = [f"# {document['model']}", source(document), "\n".join(f"- {line}" for line in lines(document))]
+    """A chapter, and one that explains it; no number in it is typed by hand."""
+    parts = [heading(document), source(document), "\n".join(f"- {line}" for line in lines(document))]
     for grid in grids(document):
         parts += [f"## {grid.title.capitalize()}", markdown_table(grid)]
-    return "\n\n".join([*parts, LEGEND]) + "\n"
+    return "\n\n".join([*parts, READING, LEGEND]) + "\n"
+
+
+def heading(document: Document) -> str:
+    """What a chapter is about: measured again, it takes the place of the one with this heading."""
+    return f"# {document['model']} on {document['machine']}, {document['dtype']}, weights {document['form']}"
+
+
+def merged(page: str, document: Document) -> str:
+    """A page with this run's chapter in it, instead of an older one about the same or as the last."""
+    found, new = chapters(page), chapters(markdown(document))
+    found[heading(document)] = new[heading(document)]
+    found.pop(READING, None)
+    found[READING] = new[READING]
+    return "\n".join(f"{title}\n{text}".strip() + "\n" for title, text in found.items() if title or text)
+
+
+def chapters(page: str) -> dict[str, str]:
+    """Texts by heading, in order; what stands before the first heading has none.
+
+    >>> chapters("Measured.\\n# a\\n\\n## b\\n# c\\nd\\n")
+    {'': 'Measured.', '# a': '\\n## b', '# c': 'd'}
+    """
+    found: dict[str, list[str]] = {"": []}
+    for line in page.splitlines():
+        if line.startswith("# "):
+            found[line] = []
+        else:
+            found[list(found)[-1]].append(line)
+    return {title: "\n".join(text).rstrip() for title, text in found.items()}
 
 
 def markdown_table(grid: Grid) -> str:

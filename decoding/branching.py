@@ -3,6 +3,7 @@
 Shapes: B rows, N draft nodes, K nodes of one depth, C siblings, V vocabulary.
 """
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -42,6 +43,23 @@ class Chain:
     def draft(self, room: list[int]) -> Draft:
         """What was drawn; nodes beyond a row's room are unused."""
         return chain(self.tokens, self.laws, room)
+
+
+def drafted(tokens: Tensor, room: list[int]) -> Draft:
+    """Deterministic tokens [B, N] without branches; nodes beyond a row's room are unused.
+
+    >>> drafted(torch.tensor([[5, 7], [6, 8]]), [2, 1]).parents
+    tensor([[ 0,  1],
+            [ 0, -1]])
+    """
+    count = tokens.shape[1]
+    return Draft(tokens, line_of(count, tuple(min(left, count) for left in room)).to(tokens.device))
+
+
+@functools.lru_cache
+def line_of(count: int, room: tuple[int, ...]) -> Tensor:
+    """Parents [B, count] of nodes in a row; to be read only."""
+    return torch.tensor([[node if node < left else -1 for node in range(count)] for left in room])
 
 
 @dataclass(frozen=True, slots=True)

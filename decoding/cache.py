@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decoding.tree import ancestors, depths, is_chain
 from mtp.compiled import Storage
+from mtp.graph_memory import LEAST_SLOTS, Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,16 @@ class KVCache:
         self.device = device
         self.capacity = capacity
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # [B, heads, capacity, D] each
+        self.numbers = torch.arange(capacity, device=device)[None]  # [1, capacity] 0, 1, 2, ...
         self.window: Window | None = None
 
-    def open(self, count: int, *, first: int = 0, parents: Tensor | None = None) -> Window:
+    def open(
+        self, count: int, *, first: int = 0, parents: Tensor | None = None, causal: bool = False
+    ) -> Window:
         """Scratch slots for nodes first ... first+count-1, which hang in a chain, or as parents [B, N] (CPU)
-        says, where N = first+count-1: of a tree that grows, the last nodes.
+        says, where N = first+count-1: of a tree that grows, the last nodes. With `causal` the mask of a chain
+        after equally long texts is left out: Trunk.run asks for it (`causal_mask`) unless its layers see by
+        themselves where the window lies.
 
         Row with 10 committed tokens, first=0, count=3: slots and positions 10, 11, 12; node 1 looks at slots
         0 ... 11. In a tree with parents [[0, 0]] node 2 has slot 12, position 11, and does not see slot 11.
@@ -47,17 +53,29 @@ class KVCache:
         if parents is not None and is_chain(parents):
             parents = None
         equal = len(set(self.lengths)) == 1
-        length = torch.tensor(self.lengths[:1] if equal else self.lengths, device=self.device)[:, None]
-        size = max(self.lengths) + first + count
-        slots = length + first + torch.arange(count, device=self.device)
-        if parents is None:
-            positions, mask = slots, self._chain_mask(slots, size, equal)
-        else:
-            positions, mask = self._tree(parents.to(self.device), length, size)
-            positions, mask = positions[:, first:], mask[:, :, first:]
+        start, size = self.lengths[0] + first, max(self.lengths) + first + count
         self._reserve(size)
-        self.window = Window(positions, mask, None if equal else slots, self.lengths[0] + first, size)
+        if equal:
+            slots = self.numbers[:, start : start + count]
+        else:
+            slots = self._column() + self.numbers[:, first : first + count]
+        if parents is None:
+            positions, mask = slots, None if causal and equal else self._chain_mask(slots, size, equal)
+        else:
+            positions, mask = self._tree(parents.to(self.device), self._column(), size)
+            positions, mask = positions[:, first:], mask[:, :, first:]
+        self.window = Window(positions, mask, None if equal else slots, start, size)
         return self.window
+
+    def _column(self) -> Tensor:
+        """The rows' lengths [B, 1]."""
+        return torch.tensor(self.lengths, device=self.device)[:, None]
+
+    def causal_mask(self) -> Tensor | None:
+        """The mask of a window that was opened without it."""
+        window = self.window
+        assert window is not None
+        return self._chain_mask(window.positions, window.size, window.slots is None)
 
     def _chain_mask(self, slots: Tensor, size: int, equal: bool) -> Tensor | None:
         if equal and (slots.shape[1] == 1 or size == slots.shape[1]):
@@ -75,8 +93,10 @@ class KVCache:
     def _reserve(self, size: int) -> None:
         if size <= self.capacity:
             return
-        self.capacity = max(size, 2 * self.capacity)
-        self.layers = {index: (self._grown(k), self._grown(v)) for index, (k, v) in self.layers.items()}
+        self.capacity = 1 << (size - 1).bit_length()  # a power of two: few shapes, each captured once
+        self.numbers = torch.arange(self.capacity, device=self.device)[None]
+        for index, (keys, values) in self.layers.items():  # one by one: the old go as the new come
+            self.layers[index] = (self._grown(keys), self._grown(values))
 
     def _grown(self, old: Tensor) -> Tensor:
         new = old.new_zeros(old.shape[0], old.shape[1], self.capacity, old.shape[3])
@@ -103,6 +123,13 @@ class KVCache:
         stored = [self._layer(index, hidden, heads, size) for index in layers]
         return Storage(stored, window.size, window.first, window.slots)
 
+    def settle(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int, memory: Memory) -> Storage:
+        """As `storage`, in buffers of `memory`, whose addresses a captured graph knows."""
+        self._reserve(LEAST_SLOTS)
+        for index in layers:
+            self.layers[index] = memory.hold(index, self._layer(index, hidden, heads, size), self)
+        return self.storage(layers, hidden, heads, size)
+
     def _layer(self, index: int, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
         if index not in self.layers:
             shape = (len(self.lengths), heads, self.capacity, size)
@@ -114,9 +141,10 @@ class KVCache:
 
     def commit(self, keep: Tensor) -> None:
         """Keep the nodes with keep [B, W] (bool, on the CPU) in order; all other scratch is dropped."""
-        counts = keep.sum(1).tolist()
-        if not bool((keep[:, 1:] <= keep[:, :-1]).all()):  # not just a prefix: close the gaps
-            self._gather(keep, max(counts))
+        lines = keep.tolist()
+        counts = [sum(line) for line in lines]
+        if any(True in line[count:] for line, count in zip(lines, counts, strict=True)):  # not just a prefix
+            self._gather(keep, max(counts))  # close the gaps
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def _gather(self, keep: Tensor, most: int) -> None:
@@ -153,3 +181,6 @@ class LayerView:
 
     def storage(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int) -> Storage:
         return self.cache.storage([self.index], hidden, heads, size)
+
+    def settle(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int, memory: Memory) -> Storage:
+        return self.cache.settle([self.index], hidden, heads, size, memory)

@@ -20,17 +20,25 @@ class Committed:
     def extend(self, tokens: Tensor, states: Tensor, keep: Tensor) -> None:
         """Append, row by row, the entries of tokens [B, W] and states [B, W, H] with keep [B, W] (bool,
         CPU)."""
-        counts = keep.sum(1).tolist()
-        most = max(counts, default=0)
+        lines = keep.tolist()
+        counts = [sum(line) for line in lines]
+        most, first = max(counts, default=0), self.lengths[0] if self.lengths else 0
         self._reserve(max(self.lengths, default=0) + most, tokens, states)
+        even = len(set(counts)) <= 1 and len(set(self.lengths)) <= 1
+        if even and not any(True in line[most:] for line in lines):  # one slice for all rows
+            self.tokens[:, first : first + most] = tokens[:, :most]
+            self.states[:, first : first + most] = states[:, :most]
+        else:
+            self._scatter(keep, most, tokens, states)
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
+
+    def _scatter(self, keep: Tensor, most: int, tokens: Tensor, states: Tensor) -> None:
         order = keep.long().argsort(dim=1, descending=True, stable=True)[:, :most].to(tokens.device)
         rows = torch.arange(len(keep), device=tokens.device)[:, None]
-        slots = torch.tensor(self.lengths, device=tokens.device)[:, None] + torch.arange(
-            most, device=tokens.device
-        )
+        starts = torch.tensor(self.lengths, device=tokens.device)[:, None]
+        slots = starts + torch.arange(most, device=tokens.device)
         self.tokens[rows, slots] = tokens[rows, order]
         self.states[rows, slots] = states[rows, order]
-        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]
 
     def _reserve(self, size: int, tokens: Tensor, states: Tensor) -> None:
         if size > self.tokens.shape[1]:
@@ -39,12 +47,15 @@ class Committed:
             self.states = grown(self.states, states, self.capacity)
 
     def since(self, starts: list[int]) -> tuple[Tensor, Tensor, list[int]]:
-        """Tokens [B, W] and states [B, W, H] from position starts[r] on, and how many of the W belong to each
-        row.
+        """Tokens [B, W] and states [B, W, H] from position starts[r] on, to be read only, and how many of the
+        W belong to each row.
 
         Rows with 5 and 3 committed tokens, starts [3, 2]: W = 2, counts [2, 1].
         """
         counts = [length - start for length, start in zip(self.lengths, starts, strict=True)]
+        if len(set(starts)) == 1 and starts[0] + max(counts) <= self.tokens.shape[1]:
+            window = slice(starts[0], starts[0] + max(counts))
+            return self.tokens[:, window], self.states[:, window], counts
         offsets = torch.arange(max(counts), device=self.tokens.device)
         slots = torch.tensor(starts, device=self.tokens.device)[:, None] + offsets
         slots = slots.clamp(max=self.capacity - 1)

@@ -16,7 +16,8 @@ from torch import Tensor
 from decoding.cache import KVCache
 from decoding.draft import Context, Draft, Drafter, Verdict
 from decoding.draft_length import CHOICES, Costs
-from decoding.loop import VERIFIERS, Verifier, decode
+from decoding.judge import Lines, Verifier, follow
+from decoding.loop import VERIFIERS, decode
 from decoding.replay import Text
 from decoding.rows import Row, new_row
 from mtp import Network
@@ -55,14 +56,15 @@ class Filled:
 class Rehearsal:
     """Draft lengths and verdicts of a run whose drafts are all rejected once the verifier has had its say.
 
-    Every length is asked for WARM + calls times; a step lasts from one question to the next.
+    Every length is asked for WARM + calls times, in turns, so that what else the machine does for a while
+    meets all of them; a step lasts from one question to the next.
     """
 
     learns = False
 
     def __init__(self, lengths: Sequence[int], calls: int, verifier: Verifier, last: int):
         self.most, self.verifier, self.last, self.costs = max(lengths), verifier, last, Costs()
-        self.plan = [(length, call >= WARM) for length in lengths for call in range(WARM + calls)]
+        self.plan = [(length, call >= WARM) for call in range(WARM + calls) for length in lengths]
         self.step, self.began = 0, 0.0
 
     def ask(self, rows: list[int]) -> list[int]:
@@ -79,13 +81,22 @@ class Rehearsal:
     def learn(self, row: int, reached: list[float]) -> None:
         pass
 
+    @property
+    def over(self) -> bool:
+        return self.step == len(self.plan)
+
     def verify(self, p: Tensor, draft: Draft, u: Tensor) -> Verdict:
         self.step += 1
         verdict = self.verifier.verify(p, draft, u)
         accepted = torch.zeros_like(verdict.accepted)
         accepted[:, 0] = True
-        over = self.step == len(self.plan)
-        return Verdict(accepted, verdict.next_token.masked_fill(torch.tensor(over), self.last))
+        return Verdict(accepted, verdict.next_token.masked_fill(torch.tensor(self.over), self.last))
+
+    def certain(self, choices: Lines, tokens: Lines, parents: Lines) -> tuple[Lines, list[int]]:
+        """`verify` where it compares ids."""
+        self.step += 1
+        _, following = follow(choices, tokens, parents)
+        return [[0] for _ in choices], [self.last] * len(choices) if self.over else following
 
 
 def measure(
@@ -97,7 +108,8 @@ def measure(
     run = Rehearsal(lengths, calls, rule, network.trunk.vocab_size)
     limit = len(run.plan) + run.most + 1  # leaves room for every draft
     rows = [endless_row(network, index, text, limit) for index, text in enumerate(texts)]
-    decode(network, rows, Filled(drafter), run, dataclasses.replace(rule, verify=run.verify))
+    rejecting = dataclasses.replace(rule, verify=run.verify, certain=run.certain)
+    decode(network, rows, Filled(drafter), run, rejecting)
     run.clock()
     return run.costs
 

@@ -7,6 +7,7 @@ however far, and in whatever batch. Shapes: B rows, V vocabulary.
 from torch import Tensor
 
 from decoding import noise
+from decoding.sampling import best
 
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
@@ -15,7 +16,6 @@ def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     return -(-u.log()).log()
 
 
-def coupled_law(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """The one-hot law [B, V] at argmax(log law + G): what the noise makes of it."""
-    best = (law.double().log() + gumbel(seeds, positions, law.shape[-1])).argmax(-1, keepdim=True)
-    return law.new_zeros(law.shape).scatter_(-1, best, 1.0)
+def coupled_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """argmax(log law + G) [B] of a law [B, V]: the token that the noise makes of it."""
+    return best(law.double().log() + gumbel(seeds, positions, law.shape[-1]))

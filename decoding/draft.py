@@ -42,6 +42,10 @@ class Context(Protocol):
 
     room: list[int]  # [B] nodes that a row may still use
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether every token is the best of its logits as they are, so that nothing needs to be asked."""
+
     def law(self, logits: Tensor, path: Tensor) -> Tensor:
         """Logits [B, V] -> law [B, V] after each row's settings; path [B, k] are the drafted tokens before
         it."""
@@ -89,11 +93,16 @@ def chain(tokens: list[Tensor], laws: list[Tensor | None], room: list[int]) -> D
     tensor([[ 0,  1],
             [ 0, -1]])
     """
-    depth = torch.arange(len(tokens))
-    parents = torch.where(depth < torch.tensor(room)[:, None], depth, -1)
     drawn = [law for law in laws if law is not None]
     stacked = torch.stack(tokens, dim=1)
-    return Draft(stacked, parents.to(stacked.device), torch.stack(drawn, dim=1) if drawn else None)
+    parents = line_parents(room, len(tokens), stacked.device)
+    return Draft(stacked, parents, torch.stack(drawn, dim=1) if drawn else None)
+
+
+def line_parents(counts: list[int], width: int, device: torch.device) -> Tensor:
+    """Parents [B, width] of chains of so many nodes."""
+    lines = [[node if node < count else -1 for node in range(width)] for count in counts]
+    return torch.tensor(lines, device=device)
 
 
 def looked_up(found: list[list[int]], root: Tensor) -> Draft:
@@ -107,12 +116,12 @@ def looked_up(found: list[list[int]], root: Tensor) -> Draft:
     if width == 0:
         return no_draft(root)
     padded = torch.tensor([line + [0] * (width - len(line)) for line in found], device=root.device)
-    return chain(list(padded.unbind(1)), [None] * width, [len(line) for line in found])
+    return Draft(padded, line_parents(list(map(len, found)), width, root.device))
 
 
 def no_draft(root: Tensor) -> Draft:
     """Nothing drafted after root [B]: plain decoding's draft."""
-    empty = torch.empty(len(root), 0, dtype=torch.long, device=root.device)
+    empty = root.new_empty(len(root), 0)
     return Draft(empty, empty)
 
 

@@ -10,9 +10,11 @@ from typing import Protocol
 
 CHOICES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 PRIOR, PRIOR_WEIGHT = 0.8, 2.0  # acceptance at depth 1 before any test: a draft too long costs little, once
-MEMORY = 0.9  # weight of the tests before, each time a depth is tested
+MEMORY = 0.95  # weight of the tests before, each time a depth is tested
 GAIN = 1.02  # drafting must promise so much more than plain decoding
-PROBE_EVERY, PROBE_AT_MOST = 32, 256  # plain steps before a draft is tried again; doubled when it fails
+# Plain steps before a draft of one token is tried again: as many as make that cost PROBE_SHARE of them,
+# within bounds; after every probe twice as many, but at most MORE_PATIENCE times.
+PROBE_SHARE, PROBE_BOUNDS, MORE_PATIENCE = 0.01, (8, 256), 4
 
 
 class Policy(Protocol):
@@ -78,8 +80,10 @@ class Record:
 
     tested: list[float] = field(default_factory=list)
     accepted: list[float] = field(default_factory=list)
+    doubt: list[float] = field(default_factory=list)  # what the guess before any test still counts for
     idle: int = 0  # plain steps since the last draft
-    patience: int = PROBE_EVERY
+    patience: int = PROBE_BOUNDS[0]
+    best: int | None = None  # the length that this comes to; None: to be found
 
     def count(self, reached: list[float]) -> None:
         """Depth k was reached with chance reached[k-1], so depth k+1 was tested with that chance.
@@ -87,26 +91,28 @@ class Record:
         >>> record = Record(); record.count([0.5, 0.25]); record.tested, record.accepted
         ([1.0, 0.5], [0.5, 0.25])
         """
+        self.best = None
         missing = len(reached) - len(self.tested)
         self.tested += [0.0] * missing
         self.accepted += [0.0] * missing
+        self.doubt += [PRIOR_WEIGHT] * missing
         for depth, (before, now) in enumerate(zip([1.0, *reached], reached, strict=False)):
             kept = MEMORY**before
             self.tested[depth] = kept * self.tested[depth] + before
             self.accepted[depth] = kept * self.accepted[depth] + now
+            self.doubt[depth] *= kept
 
     def rates(self, depth: int) -> list[float]:
         """Estimated acceptance of depths 1 ... depth; an untested one is like the one before it.
 
-        >>> Record([8.0], [8.0]).rates(2)
-        [0.92, 0.92]
+        >>> Record([8.0], [6.0], [1.0]).rates(2)
+        [0.7555555555555555, 0.7555555555555555]
         """
-        found, before = [], PRIOR
-        for k in range(depth):
-            tested, accepted = (self.tested[k], self.accepted[k]) if k < len(self.tested) else (0.0, 0.0)
-            before = (accepted + PRIOR_WEIGHT * before) / (tested + PRIOR_WEIGHT)
+        found, before = list[float](), PRIOR
+        for tested, accepted, doubt in zip(self.tested, self.accepted, self.doubt, strict=True):
+            before = (accepted + doubt * before) / (tested + doubt)
             found.append(before)
-        return found
+        return found[:depth] + [before] * (depth - len(found))
 
 
 class AutoLength:
@@ -116,35 +122,41 @@ class AutoLength:
     learns = True
 
     def __init__(self, costs: Costs):
-        self.costs = costs
+        self.prices = [costs(drafted) for drafted in range(self.most + 1)]
+        least, most = PROBE_BOUNDS
+        self.patience = round(min(max((self.prices[1] / self.prices[0] - 1) / PROBE_SHARE, least), most))
         self.records: dict[int, Record] = {}
 
     def ask(self, rows: list[int]) -> list[int]:
-        return [self._choose(self.records.setdefault(row, Record())) for row in rows]
+        return [self._choose(self._record(row)) for row in rows]
+
+    def _record(self, row: int) -> Record:
+        return self.records.setdefault(row, Record(patience=self.patience))
 
     def _choose(self, record: Record) -> int:
-        best = self._best(record)
-        if best:
+        if record.best is None:
+            record.best = self._best(record)
+        if record.best:
             record.idle = 0
         else:
             record.idle += 1
             if record.idle > record.patience:
-                record.idle, record.patience = 0, min(2 * record.patience, PROBE_AT_MOST)
+                record.idle, record.patience = 0, min(2 * record.patience, MORE_PATIENCE * self.patience)
                 return 1
-        return best
+        return record.best
 
     def _best(self, record: Record) -> int:
-        best, speed, expected, reach = 0, GAIN / self.costs(0), 1.0, 1.0
+        best, speed, expected, reach = 0, GAIN / self.prices[0], 1.0, 1.0
         for depth, rate in enumerate(record.rates(self.most), start=1):
             reach *= rate
             expected += reach
-            if depth in CHOICES and expected / self.costs(depth) > speed:
-                best, speed = depth, expected / self.costs(depth)
+            if depth in CHOICES and expected / self.prices[depth] > speed:
+                best, speed = depth, expected / self.prices[depth]
         return best
 
     def learn(self, row: int, reached: list[float]) -> None:
-        record = self.records.setdefault(row, Record())
+        record = self._record(row)
         if reached:
             record.count(reached)
-            if reached[0] > 0.5:
-                record.patience = PROBE_EVERY
+            if reached[0] > 0.5:  # if that was a probe, the next step is one too
+                record.idle = record.patience = self.patience

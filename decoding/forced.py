@@ -21,6 +21,8 @@ class Forced:
     Where all rows are greedy nothing is drawn by law: drafts are what they are, good until the text differs.
     """
 
+    takes_best = False  # every draw is to be seen
+
     def __init__(self, context: Context, room: list[int], truth: Tensor):
         self.context, self.room = context, room
         self.truth = truth  # [B, D] the next tokens, UNKNOWN beyond the text

@@ -5,7 +5,6 @@ Shapes: B rows, N draft nodes, V vocabulary.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,34 +13,23 @@ from decoding.cache import KVCache
 from decoding.context import StepContext
 from decoding.draft import Draft, Drafter, Verdict
 from decoding.draft_length import Policy
+from decoding.judge import Judged, Lines, Verifier, follow, judge
 from decoding.reach import counted, reach_block, reach_token
 from decoding.rows import Emitted, Row, emit
 from decoding.sampling import RowSampling
 from decoding.traversal import verify_traversal
-from decoding.tree import is_chain
+from decoding.tree import in_line
 from decoding.verify import verify_block, verify_token, verify_typical
 from mtp import Network, UserError
-
-
-@dataclass(frozen=True, slots=True)
-class Verifier:
-    """A rule that accepts drafts. Coupled: laws are made one-hot by the position's noise before it looks."""
-
-    verify: Callable[[Tensor, Draft, Tensor], Verdict]
-    coupled: bool = False
-    lossless: bool = True
-    trees: bool = True  # whether it tests siblings
-    reach: Callable[[Tensor, Draft], Tensor] | None = None  # [B, N] a chain's chances; see decoding.reach
-
 
 # Told after every step: rows (with its tokens), draft, p and logits [B, N+1, V], verdict.
 Trace = Callable[[list[Row], Draft, Tensor, Tensor, Verdict], None]
 VERIFIERS = {
-    "token": Verifier(verify_token, reach=reach_token),
-    "block": Verifier(verify_block, trees=False, reach=reach_block),
-    "traversal": Verifier(verify_traversal, reach=reach_block),
-    "coupled": Verifier(verify_token, coupled=True),
-    "typical": Verifier(verify_typical, lossless=False),
+    "token": Verifier(verify_token, reach=reach_token, certain=follow),
+    "block": Verifier(verify_block, trees=False, reach=reach_block, certain=follow),
+    "traversal": Verifier(verify_traversal, reach=reach_block, certain=follow),
+    "coupled": Verifier(verify_token, coupled=True, certain=follow),
+    "typical": Verifier(verify_typical, lossless=False, certain=follow),
 }
 
 
@@ -71,32 +59,33 @@ def decode(
         room = [min(row.room(), most) for row, most in zip(rows, asked, strict=True)]
         context = StepContext(
             sampling, seeds, room, step, length.most,
-            texts=texts(rows, verifier), rules=[row.rules for row in rows], coupled=verifier.coupled,
+            texts=texts(rows), rules=[row.rules for row in rows], lengths=[row.length for row in rows],
+            coupled=verifier.coupled,
         )  # fmt: skip
         draft = drafter.propose(root, length.most, context)
-        parents = draft.parents.cpu()
-        if not (verifier.trees or is_chain(parents)):
+        parents, width = draft.parents.tolist(), draft.tokens.shape[1] + 1
+        branches = not in_line(parents)
+        if branches and not verifier.trees:
             raise UserError(
                 "verifier=block tests chains, but the drafter drafts a tree; traversal is block for trees"
             )
-        nodes = torch.cat([root[:, None], draft.tokens], dim=1)
-        window = cache.open(nodes.shape[1], parents=parents)
+        nodes = torch.cat([root[:, None], draft.tokens], dim=1) if width > 1 else root[:, None]
+        window = cache.open(width, parents=draft.parents.cpu() if branches else None, causal=True)
         out = trunk(
             nodes, positions=window.positions, mask=window.mask, cache=cache,
             start=draft.exit_layer, states=draft.states, taps=drafter.taps,
         )  # fmt: skip
-        p = context.laws(out.logits, draft)
-        verdict = verifier.verify(p, draft, context.uniforms(draft))
-        host = torch.cat([nodes[:, 1:], verdict.next_token[:, None], verdict.accepted], dim=1).cpu()
-        tokens, keep = host[:, : nodes.shape[1]], host[:, nodes.shape[1] :].bool()
+        judged = judge(verifier, context, out.logits, draft, parents=parents, laws=trace is not None)
+        keep = judged.keep(width)
         cache.commit(keep)
         drafter.extend(nodes, out.states, keep)
-        root = verdict.next_token
-        going = emit(rows, tokens, keep, parents, out.logits if logprobs else None, observe)
-        if trace is not None:
+        root = judged.next_token
+        going = emit(rows, judged, parents, out.logits if logprobs else None, observe)
+        if trace is not None and judged.seen is not None:
+            p, verdict = judged.seen
             trace(rows, draft, p, out.logits, verdict)
         if length.learns:
-            for row, reached in zip(rows, reaches(rows, p, draft, parents, verifier), strict=True):
+            for row, reached in zip(rows, reaches(rows, judged, draft, parents, verifier), strict=True):
                 length.learn(row.index, reached)
         now = time.perf_counter()
         for row in rows:
@@ -133,10 +122,9 @@ def prefill(network: Network, rows: list[Row], drafter: Drafter, cache: KVCache)
     return torch.tensor([row.prompt.ids[-1] for row in rows], device=device)
 
 
-def texts(rows: list[Row], verifier: Verifier) -> list[list[int]]:
-    """Every row's tokens, where a processor or the coupling's positions need them."""
-    needed = verifier.coupled or any(row.rules for row in rows)
-    return [row.text() for row in rows] if needed else []
+def texts(rows: list[Row]) -> list[list[int]]:
+    """The tokens of every row, where a processor reads them; they grow, so nothing else may ask for them."""
+    return [row.text() if row.rules else [] for row in rows]
 
 
 def settings(network: Network, rows: list[Row]) -> tuple[RowSampling, Tensor]:
@@ -146,10 +134,12 @@ def settings(network: Network, rows: list[Row]) -> tuple[RowSampling, Tensor]:
 
 
 def reaches(
-    rows: list[Row], p: Tensor, draft: Draft, parents: Tensor, verifier: Verifier
+    rows: list[Row], judged: Judged, draft: Draft, parents: Lines, verifier: Verifier
 ) -> list[list[float]]:
     """How surely every row's draft reached its depths: chances where there are any, else what came of it."""
-    if verifier.reach is None or all(row.sampling.temperature == 0 for row in rows) or not is_chain(parents):
+    cold = all(row.sampling.temperature == 0 for row in rows)
+    if verifier.reach is None or judged.seen is None or cold or not in_line(parents):
         return [counted(*row.last_step) for row in rows]
-    chances = verifier.reach(p, draft).tolist()
-    return [line[:drafted] for line, drafted in zip(chances, (parents >= 0).sum(1).tolist(), strict=True)]
+    chances = verifier.reach(judged.seen[0], draft).tolist()
+    drafted = [sum(parent >= 0 for parent in hangs) for hangs in parents]
+    return [line[:count] for line, count in zip(chances, drafted, strict=True)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from decoding.acceptance import Acceptance
+from decoding.judge import Judged, Lines
 from decoding.noise import SEEDS
 from decoding.processors import Processor, processors
 from decoding.prompts import Prompt, PromptLike, read_prompt
@@ -80,6 +81,11 @@ class Row:
         """All tokens up to and including the root."""
         return self.prompt.ids + self.output.token_ids
 
+    @property
+    def length(self) -> int:
+        """How many these are."""
+        return len(self.prompt.ids) + len(self.output.token_ids)
+
     def completion(self) -> Completion:
         output = self.output
         assert output.finish_reason is not None
@@ -124,26 +130,23 @@ def new_row(
 
 def emit(
     rows: list[Row],
-    tokens: Tensor,
-    keep: Tensor,
-    parents: Tensor,
+    judged: Judged,
+    parents: Lines,
     logits: Tensor | None,
     observe: Callable[[Emitted], None] | None,
 ) -> list[int]:
     """Give every row its new tokens: those of accepted nodes, then the next token. Returns the rows that go
     on.
 
-    tokens [B, N+1] are the draft tokens and the next token, keep [B, N+1] the accepted nodes, the root first,
-    both on the CPU; logits [B, N+1, V] where log-probabilities are asked for.
+    parents [B][N] are the draft's; logits [B, N+1, V] where log-probabilities are asked for.
     """
     going = []
-    for index, (row, line, kept, hangs) in enumerate(
-        zip(rows, tokens.tolist(), keep.tolist(), parents.tolist(), strict=True)
+    for index, (row, path, new, hangs) in enumerate(
+        zip(rows, judged.paths, judged.tokens, parents, strict=True)
     ):
-        path = [node for node, true in enumerate(kept) if true]
-        new = [line[node - 1] for node in path[1:]] + [line[-1]]
-        pieces = push(row.output, new)
-        used, accepted = len(pieces), len(path) - 1
+        pieces = None if observe is None else push(row.output, new)
+        used = row.output.extend(new) if pieces is None else len(pieces)
+        accepted = len(path) - 1
         row.last_step = (accepted + (path[-1] in hangs), accepted)
         row.acceptance.count(
             drafted=sum(parent >= 0 for parent in hangs),
@@ -151,10 +154,10 @@ def emit(
             accepted=row.last_step[1],
             emitted=used,
         )
-        if logits is not None:
+        if logits is not None and row.logprobs is not None:
             values = logits[index, path[:used]].float().log_softmax(-1)
-            row.logprobs = (row.logprobs or []) + [values[i, new[i]].item() for i in range(used)]
-        if observe is not None:
+            row.logprobs += [values[i, new[i]].item() for i in range(used)]
+        if observe is not None and pieces is not None:
             observe(Emitted(row.index, new[:used], pieces, min(accepted, used)))
         if row.output.finish_reason is None:
             going.append(index)

@@ -22,6 +22,10 @@ class Shape:
     widths: tuple[int, ...] = ()
     paths: frozenset[tuple[int, ...]] = field(default_factory=frozenset)
 
+    @property
+    def is_chain(self) -> bool:
+        return not self.widths and not self.paths
+
     def children(self, ranks: tuple[int, ...]) -> int:
         if self.paths:
             return sum(path[:-1] == ranks for path in self.paths)

@@ -20,28 +20,44 @@ class Limits:
 
 
 class Output:
-    """The emitted tokens of one row and their text; `push` says when it is over."""
+    """The emitted tokens of one row and their text; `push` says when it is over.
+
+    Text is read when somebody asks for it: token by token for stop strings and streams, else once at the end.
+    """
 
     def __init__(self, prompt_ids: list[int], limits: Limits, tokenizer: Any):
         self.limits, self.prompt_ids = limits, prompt_ids
         self.token_ids: list[int] = []
         self.finish_reason: str | None = "length" if limits.max_new_tokens == 0 else None
         self.detokenizer = Detokenizer(tokenizer, prompt_ids) if tokenizer is not None else None
-        self.text = "" if tokenizer is not None else None
+        self.read = 0  # tokens that the detokenizer has
         self.streamed = 0
-        self.cut = False  # whether the text ends at a stop string rather than with the last token
+        self.cut: str | None = None  # the text, where a stop string rather than the last token ends it
+
+    @property
+    def text(self) -> str | None:
+        """All that has become certain; None without a tokenizer."""
+        if self.detokenizer is None or self.cut is not None:
+            return self.cut
+        self._read(self.detokenizer)
+        if self.finish_reason:
+            self.detokenizer.flush()
+        return self.detokenizer.text
+
+    def _read(self, detokenizer: Detokenizer) -> None:
+        if self.read < len(self.token_ids):
+            detokenizer.push(*self.token_ids[self.read :])
+            self.read = len(self.token_ids)
 
     def push(self, token: int) -> bool:
         """Append one token; True when the output ends with it."""
         self.token_ids.append(token)
-        if self.detokenizer is not None:
-            self.detokenizer.push(token)
-            self.text = self.detokenizer.text
         self.finish_reason = self._reason(token)
-        if self.finish_reason and self.detokenizer is not None and not self.cut:
-            self.detokenizer.flush()
-            self.text = self.detokenizer.text
         return self.finish_reason is not None
+
+    def extend(self, tokens: list[int]) -> int:
+        """Append tokens up to the one that ends the output; how many that were."""
+        return next((count for count, token in enumerate(tokens, start=1) if self.push(token)), len(tokens))
 
     def _reason(self, token: int) -> str | None:
         if token in self.limits.eos_token_ids:
@@ -55,23 +71,25 @@ class Output:
         return None
 
     def _cut_at_stop(self) -> bool:
-        """End the text right after the stop string that is complete first, if one is."""
+        """End the text right after the stop string that is complete first, if the newest token completes
+        one."""
         assert self.detokenizer is not None
+        begin = max(0, len(self.detokenizer.text) - max(map(len, self.limits.stop)))
+        self._read(self.detokenizer)
         text = self.detokenizer.text
-        longest = max(map(len, self.limits.stop))
-        begin = max(0, self.streamed - longest)
         ends = [at + len(s) for s in self.limits.stop if (at := text.find(s, begin)) >= 0]
         if ends:
-            self.text, self.cut = text[: min(ends)], True
-        return self.cut
+            self.cut = text[: min(ends)]
+        return bool(ends)
 
     def new_text(self) -> str:
         """What can be shown and has not been. The text keeps its stop string, so nothing has to wait for
         one."""
-        if self.text is None:
+        text = self.text
+        if text is None:
             return ""
-        piece = self.text[self.streamed :]
-        self.streamed = len(self.text)
+        piece = text[self.streamed :]
+        self.streamed = len(text)
         return piece
 
 

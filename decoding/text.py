@@ -17,8 +17,9 @@ class Detokenizer:
         self.shown = 0  # characters handed out of what lies beyond `known`
         self.text = ""
 
-    def push(self, token: int) -> str:
-        self.ids.append(token)
+    def push(self, *tokens: int) -> str:
+        """Many tokens at once are read in one go, as cheaply as one."""
+        self.ids += tokens
         return self._advance(final=False)
 
     def flush(self) -> str:

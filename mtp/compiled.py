@@ -10,7 +10,7 @@ Shapes: B rows, W tokens, S slots, K key heads of size D, H hidden size.
 import ctypes
 import functools
 from collections.abc import Sequence
-from ctypes import c_int64, c_size_t, c_void_p
+from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from mtp.fast_layer import swap
-from mtp.kernel import Layer, Matrix, Run, library
-from mtp.packed import joined_bias, refuse
+from mtp.kernel import Layer, Run, library
+from mtp.packed import refuse
+from mtp.stacked import Halved, Stacked, address
 
-LARGE_PAGE, MADV_HUGEPAGE = 2**21, 14  # bytes; Linux's advice, which it may well not take
 MOST_TOKENS = 32  # beyond, torch's own products are the faster ones
 
 
@@ -37,39 +37,6 @@ class Storage:
     slots: Tensor | None = None  # [B, W] every token's slot, where they do not follow each other
 
 
-class Stacked:
-    """The weights of some linears as one matrix, outputs one after the other; theirs become views of it."""
-
-    def __init__(self, linears: Sequence[nn.Linear]):
-        self.linears = linears
-        self.weight = in_large_pages([linear.weight.data for linear in linears])
-        parts = self.weight.split([linear.out_features for linear in linears])
-        for one, part in zip(linears, parts, strict=True):
-            one.weight.data = part
-        self.bias = joined_bias(linears)
-
-    def matrix(self) -> Matrix:
-        bias = None if self.bias is None else self.bias.data_ptr()
-        return Matrix(self.weight.data_ptr(), bias, *self.weight.shape)
-
-    def restore(self) -> None:
-        for one in self.linears:
-            one.weight.data = one.weight.data.clone()
-
-
-def in_large_pages(parts: list[Tensor]) -> Tensor:
-    """The matrices [O, I] one under the other, in memory that may lie in large pages.
-
-    What the processor fetches ahead ends with a page: in pages of 4 KB reading weights takes a tenth longer.
-    """
-    inputs, outputs = parts[0].shape[1], sum(len(part) for part in parts)
-    buffer = parts[0].new_empty(outputs * inputs + 2 * LARGE_PAGE // 4)
-    start = -buffer.data_ptr() % LARGE_PAGE // 4
-    weight = buffer[start : start + outputs * inputs].view(outputs, inputs)
-    ctypes.CDLL(None).madvise(c_void_p(weight.data_ptr()), c_size_t(4 * weight.numel()), MADV_HUGEPAGE)
-    return torch.cat(parts, out=weight)
-
-
 class CompiledLinear(nn.Module):
     """Stands where an nn.Linear stood."""
 
@@ -78,6 +45,7 @@ class CompiledLinear(nn.Module):
         self.linear = [original]  # in a list: no submodule, as in CompiledLayer
         self.stacked = Stacked([original])
         self.matrix, self.product = self.stacked.matrix(), library().product
+        self.made: dict[Any, Any] = {}  # what drafts with this output matrix, see mtp.drafting
         self.register_state_dict_pre_hook(refuse)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -149,21 +117,28 @@ class CompiledLayer(nn.Module):
         self.queries = attention.q_proj.out_features // self.size
         self.keys = attention.k_proj.out_features // self.size
         self.inner = mlp.down_proj.in_features
-        self.run_layers, self.struct = library().run_layers, self._struct(layer)
+        heads = 2 * (self.queries + self.keys) * self.size
+        self.scratch = 2 * attention.q_proj.in_features + heads + 3 * self.inner  # numbers that a token needs
+        self.run_layers, self.struct = library().run_layers, self._struct(layer, self.stacked)
         self.register_state_dict_pre_hook(refuse)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         refuse()
 
-    def _struct(self, layer: Any) -> Layer:
+    def _struct(self, layer: Any, matrices: Sequence[Stacked | Halved]) -> Layer:
         attention, first, second = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
         weight = lambda name: norm.weight.data_ptr() if (norm := getattr(attention, name, None)) else None  # noqa: E731
         return Layer(
-            *(stacked.matrix() for stacked in self.stacked),
+            *(one.matrix() for one in matrices),
             first.weight.data_ptr(), second.weight.data_ptr(), weight("q_norm"), weight("k_norm"),
             first.weight.numel(), self.inner, self.queries, self.keys, self.size,
             first.variance_epsilon, attention.scaling,
         )  # fmt: skip
+
+    def halved(self) -> tuple[Layer, list[Halved]]:
+        """The same layer on weights in bfloat16, which are to be kept as long as it."""
+        matrices = [stacked.halved() for stacked in self.stacked]
+        return self._struct(self.layer[0], matrices), matrices
 
     def restore(self) -> nn.Module:
         for stacked in self.stacked:
@@ -198,26 +173,41 @@ class CompiledLayer(nn.Module):
 
         With ends (1, 3) three layers run, and the states are those after the first and the third.
         """
-        batch, width, size = hidden.shape
-        count, hidden, (cosines, sines) = ends[-1], hidden.contiguous(), map(Tensor.contiguous, rotary)
+        count, hidden, rotary = ends[-1], hidden.contiguous(), tuple(map(Tensor.contiguous, rotary))
         indices = range(self.index, self.index + count)
         storage = (cache or Own()).storage(indices, hidden, self.keys, self.size)
-        tensors = [tensor for pair in storage.layers for tensor in pair]
         mask = None if mask is None else mask.contiguous()
-        mask_step = 0 if mask is None or len(mask) == 1 else mask.stride(0)
-        numbers = 2 * size + 2 * (self.queries + self.keys) * self.size + 3 * self.inner
-        scratch = hidden.new_empty(batch * width * numbers)
-        states = hidden.new_empty(len(ends), batch, width, size)
-        what = Run(
-            count, batch, width, storage.size,
-            hidden.data_ptr(), cosines.data_ptr(), sines.data_ptr(), cosines.numel() // self.size,
-            addresses(tensors), tensors[0].stride(0), tensors[0].stride(1),
-            None if storage.slots is None else storage.slots.data_ptr(), storage.first,
-            None if mask is None else mask.data_ptr(), mask_step,
-            places(ends), scratch.data_ptr(), states.data_ptr(),
-        )  # fmt: skip
+        scratch = hidden.new_empty(hidden.shape[0] * hidden.shape[1] * self.scratch)
+        states = hidden.new_empty(len(ends), *hidden.shape)
+        given = {"mask": mask, "rotary": rotary, "storage": storage}
+        what = self.what(hidden, ends, **given, scratch=scratch.data_ptr(), states=states.data_ptr())
         self.run_layers(self.struct, what)
         return states
+
+    def what(
+        self,
+        hidden: Tensor,
+        ends: tuple[int, ...],
+        *,
+        mask: Tensor | None,
+        rotary: Sequence[Tensor],
+        storage: Storage,
+        scratch: int,
+        states: int,
+    ) -> Run:
+        """A run as the kernel knows it, with addresses of what it works in and where states go. The tensors
+        have no gaps and must be kept until it is over."""
+        batch, width, _ = hidden.shape
+        cosines, sines = rotary
+        tensors = [tensor for pair in storage.layers for tensor in pair]
+        mask_step = 0 if mask is None or len(mask) == 1 else mask.stride(0)
+        return Run(
+            ends[-1], batch, width, storage.size,
+            hidden.data_ptr(), cosines.data_ptr(), sines.data_ptr(), cosines.numel() // self.size,
+            addresses(tensors), tensors[0].stride(0), tensors[0].stride(1),
+            address(storage.slots), storage.first, address(mask), mask_step,
+            places(ends), scratch, states,
+        )  # fmt: skip
 
 
 class Own:

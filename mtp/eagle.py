@@ -54,7 +54,9 @@ class Eagle(nn.Module):
         """Emb(t_{j+1}) and f_j, both [B, T, H] -> f_{j+1} as foretold; rotary position j."""
         return self.block(self.fc(torch.cat([embedding, feature], dim=-1)), rotary, mask, cache)
 
-    def readouts(self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor]) -> Iterator[Readout]:
+    def readouts(
+        self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor], *, mask: Tensor | None = None
+    ) -> Iterator[Readout]:
         """Depths 1 ... R at every position of tokens [B, T], the true tokens fed in, as a draft that starts
         there would see them.
 
@@ -68,8 +70,7 @@ class Eagle(nn.Module):
         feature = state
         for k in range(1, self.depth + 1):
             step = Step(step)
-            mask = step.mask(tokens.shape[1], tokens.device)
-            foretold = self(embedded, feature, rotary, mask, step)
+            foretold = self(embedded, feature, rotary, step.mask(state, mask), step)
             here = foretold.roll(1 - k, dims=1)  # by the position that the draft starts from
             yield Readout(f"depth{k}", k, here, feature=state.roll(-k, dims=1), ids=self.draft_ids)
             feature = foretold.roll(1, dims=1)
@@ -95,21 +96,22 @@ class Step:
         every_key, every_value = zip(*self.before, (keys, values), strict=True)
         return torch.cat(every_key, dim=2), torch.cat(every_value, dim=2)
 
-    def mask(self, length: int, device: torch.device) -> Tensor | None:
-        """[1, 1, T, k T] at depth k: slot j looks at true slots up to j-k+1, then at one slot a depth; None
-        at depth 1, which is causal.
+    def mask(self, state: Tensor, seen: Tensor | None = None) -> Tensor | None:
+        """[1, 1, T, k T] at depth k over state [B, T, H]: slot j looks at true slots up to j-k+1, then at one
+        slot a depth; None at depth 1, which is causal. Of all that only what `seen` [B, 1, T, T] has.
 
         >>> second = Step(); second.before = [(torch.empty(0), torch.empty(0))]
-        >>> second.mask(3, torch.device("cpu"))[0, 0].int().tolist()
+        >>> second.mask(torch.empty(1, 3, 8))[0, 0].int().tolist()
         [[0, 0, 0, 1, 0, 0], [1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 1]]
         """
         depth = len(self.before) + 1
         if depth == 1:
-            return None
-        slot = torch.arange(length, device=device)
+            return seen
+        slot = torch.arange(state.shape[1], device=state.device)
         behind = slot[:, None] - slot  # [T, T] how far a key lies behind its query
         drafted = [behind == depth - step for step in range(2, depth + 1)]
-        return torch.cat([behind >= depth - 1, *drafted], dim=1)[None, None]
+        mask = torch.cat([behind >= depth - 1, *drafted], dim=1)[None, None]
+        return mask if seen is None else mask & seen.repeat(1, 1, 1, depth)
 
 
 def build(trunk: Trunk, rollout: int = 1, draft_vocab: DraftVocab = None) -> Eagle:

@@ -43,13 +43,19 @@ class EarlyExit(nn.Module):
         if isinstance(adapter, int):
             self.change = low_rank(trunk, adapter)
 
+    def only_norm(self, trunk: Trunk) -> nn.Module | None:
+        """The norm that all of the exit is, or None where it is more."""
+        return None if self.change is not None else self.norm or trunk.model.model.norm
+
     def exit(self, trunk: Trunk, hidden: Tensor) -> Tensor:
         """State [..., H] after `exit_layer` layers -> what the output matrix reads [..., H]."""
         if self.norm is None:
             return trunk.norm(hidden)
         return self.norm(hidden if self.change is None else hidden + self.change(hidden))
 
-    def readouts(self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor]) -> Iterator[Readout]:
+    def readouts(
+        self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor], *, mask: Tensor | None = None
+    ) -> Iterator[Readout]:
         """The exit after each layer 1..L-1 at every position, or its own one with an adapter: all of them
         predict the next token (depth 0)."""
         for layer in self.taps:

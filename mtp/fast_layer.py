@@ -109,16 +109,17 @@ class FastRotary(nn.Module):
     def __init__(self, rotary: Any):
         super().__init__()
         self.rotary = rotary
-        self.frequencies = torch.cat([rotary.inv_freq, rotary.inv_freq]).float()  # [D]
-        half = torch.full_like(rotary.inv_freq, rotary.attention_scaling, dtype=torch.float)
-        self.signs = torch.cat([-half, half])
+        self.frequencies = torch.cat([-rotary.inv_freq, rotary.inv_freq]).float()  # [D]
+        self.scale = float(rotary.attention_scaling)
 
     def restore(self) -> nn.Module:
         return self.rotary
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         angles = position_ids[..., None] * self.frequencies
-        cosines, sines = angles.cos() * self.rotary.attention_scaling, angles.sin() * self.signs
+        cosines, sines = angles.cos(), angles.sin()
+        if self.scale != 1.0:
+            cosines, sines = cosines * self.scale, sines * self.scale
         return cosines.to(x.dtype), sines.to(x.dtype)
 
 

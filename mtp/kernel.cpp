@@ -22,8 +22,16 @@ constexpr int SLOTS = 4;  // keys that share one load of a query
 
 typedef float vec __attribute__((vector_size(4 * V), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * V), aligned(4)));
+typedef uint16_t half;  // a bfloat16: the upper half of a float32
+typedef half halves __attribute__((vector_size(2 * V), aligned(2)));
 
 static inline vec load(const float* p) { return *(const vec*)p; }
+static inline vec load(const half* p) { return (vec)(__builtin_convertvector(*(const halves*)p, ints) << 16); }
+static inline float number(float x) { return x; }
+static inline float number(half x) {
+    union { uint32_t bits; float value; } whole = {(uint32_t)x << 16};
+    return whole.value;
+}
 static inline void store(float* p, vec x) { *(vec*)p = x; }
 static inline vec all(float x) { return x - vec{}; }
 
@@ -75,28 +83,33 @@ static inline vec exponential(vec x) {
     return x < all(-87.0f) ? vec{} : e * (vec)power;
 }
 
+// Weights are float, or half where they only draft.
+template <class Number>
 struct Matrix {
-    const float *weight, *bias;  // [outputs, inputs], [outputs] or null
+    const Number* weight;  // [outputs, inputs]
+    const float* bias;     // [outputs] or null
     int64_t outputs, inputs;
 };
 
 constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }  // n, rounded up to one
 
 // y[m, r] = x[m] . weight[r] + bias[r] + add[m, r] for M tokens and R rows from `row` on.
-template <int M, int R, bool FIRST>
-static inline void dots(const Matrix& a, const float* x, const float* add, float* y, int64_t row) {
+template <int M, int R, bool FIRST, class Number>
+static inline void dots(const Matrix<Number>& a, const float* x, const float* add, float* y, int64_t row) {
     const int64_t n = a.inputs;
-    const float* w = a.weight + row * n;
+    const Number* w = a.weight + row * n;
     constexpr int TOGETHER = power_of_two(M * R < V ? M * R : V), STEP = V / TOGETHER;
     constexpr int ROUND = (M * R + TOGETHER - 1) / TOGETHER * TOGETHER;
-    constexpr int BLOCKS = M == TOKENS ? AHEAD : 1;  // to fetch: rows are too short for the processor to foresee
+    // Blocks to fetch ahead: rows are too short for the processor to foresee, those of halves shorter still.
+    constexpr bool SHORT = sizeof(Number) == sizeof(half);
+    constexpr int BLOCKS = SHORT ? 4 : M == TOKENS ? AHEAD : 1, LEVEL = !SHORT && BLOCKS > 1 ? 2 : 3;
     vec parts[ROUND] = {};
     int64_t i = 0;
     for (; i + V <= n; i += V) {
         vec part[R];
         for (int r = 0; r < R; r++) {
             part[r] = load(w + r * n + i);
-            if (FIRST) __builtin_prefetch(w + (BLOCKS * ROWS + r) * n + i, 0, BLOCKS > 1 ? 2 : 3);
+            if (FIRST) __builtin_prefetch(w + (BLOCKS * ROWS + r) * n + i, 0, LEVEL);
         }
         for (int m = 0; m < M; m++) {
             vec token = load(x + m * n + i);
@@ -108,7 +121,7 @@ static inline void dots(const Matrix& a, const float* x, const float* add, float
     for (int m = 0; m < M; m++) {
         float* total = totals + m * R * STEP;
         for (int64_t j = i; j < n; j++)
-            for (int r = 0; r < R; r++) total[r * STEP] = std::fma(x[m * n + j], w[r * n + j], total[r * STEP]);
+            for (int r = 0; r < R; r++) total[r * STEP] = std::fma(x[m * n + j], number(w[r * n + j]), total[r * STEP]);
         const int64_t to = m * a.outputs + row;
         if (a.bias)
             for (int r = 0; r < R; r++) total[r * STEP] += a.bias[row + r];
@@ -118,8 +131,8 @@ static inline void dots(const Matrix& a, const float* x, const float* add, float
     }
 }
 
-template <int M, int R, bool FIRST>
-static inline void block(const Matrix& a, const float* x, const float* add, float* y, int64_t row) {
+template <int M, int R, bool FIRST, class Number>
+static inline void block(const Matrix<Number>& a, const float* x, const float* add, float* y, int64_t row) {
     if constexpr (M * R > SUMS) {
         block<M, R / 2, FIRST>(a, x, add, y, row);
         block<M, R / 2, FIRST>(a, x, add, y, row + R / 2);
@@ -128,8 +141,8 @@ static inline void block(const Matrix& a, const float* x, const float* add, floa
 }
 
 // `count` <= M tokens
-template <int R, bool FIRST, int M = TOKENS>
-static inline void some(int64_t count, const Matrix& a, const float* x, const float* add, float* y, int64_t row) {
+template <int R, bool FIRST, int M = TOKENS, class Number>
+static inline void some(int64_t count, const Matrix<Number>& a, const float* x, const float* add, float* y, int64_t row) {
     if (count == M)
         block<M, R, FIRST>(a, x, add, y, row);
     else if constexpr (M > 1)
@@ -137,7 +150,8 @@ static inline void some(int64_t count, const Matrix& a, const float* x, const fl
 }
 
 // ROWS rows for all tokens; the first tokens bring the weights in, the others find them in the cache.
-static inline void rows(const Matrix& a, int64_t tokens, const float* x, const float* add, float* y, int64_t row) {
+template <class Number>
+static inline void rows(const Matrix<Number>& a, int64_t tokens, const float* x, const float* add, float* y, int64_t row) {
     for (int64_t m = 0; m < tokens; m += TOKENS) {
         const int64_t count = tokens - m < TOKENS ? tokens - m : TOKENS;
         const float* plus = add ? add + m * a.outputs : nullptr;
@@ -149,7 +163,8 @@ static inline void rows(const Matrix& a, int64_t tokens, const float* x, const f
 }
 
 // To be called by all threads of a parallel region; they meet at its end.
-static void multiply(const Matrix& a, int64_t tokens, const float* x, const float* add, float* y) {
+template <class Number>
+static void multiply(const Matrix<Number>& a, int64_t tokens, const float* x, const float* add, float* y) {
     const int64_t blocks = (a.outputs + ROWS - 1) / ROWS;
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
@@ -179,8 +194,9 @@ static void norms(const float* x, const float* weight, int64_t tokens, int64_t n
     for (int64_t m = 0; m < tokens; m++) norm(x + m * n, weight, n, epsilon, y + m * n);
 }
 
+template <class Number>
 struct Layer {
-    Matrix qkv, out, gate_up, down;
+    Matrix<Number> qkv, out, gate_up, down;
     const float *first_norm, *second_norm, *query_norm, *key_norm;  // the last two are null but in qwen3
     int64_t hidden, inner, queries, keys, size;
     float epsilon, scale;
@@ -331,7 +347,8 @@ static inline void turn(const float* x, const float* cosines, const float* sines
 }
 
 // qkv [M, Q + 2K, D]: norms and turns the queries where they are, and the keys into their slots, values as well
-static void place(const Layer& a, const Run& run, float* qkv, float* keys, float* values) {
+template <class Number>
+static void place(const Layer<Number>& a, const Run& run, float* qkv, float* keys, float* values) {
     const int64_t heads = a.queries + 2 * a.keys, half = a.size / 2;
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < run.tokens() * heads; i++) {
@@ -349,7 +366,8 @@ static void place(const Layer& a, const Run& run, float* qkv, float* keys, float
     }
 }
 
-static void attend_all(const Layer& a, const Run& run, const float* qkv, const float* keys, const float* values,
+template <class Number>
+static void attend_all(const Layer<Number>& a, const Run& run, const float* qkv, const float* keys, const float* values,
                        float* scores, float* seen) {
     const int64_t from = a.numbers(), to = a.queries * a.size, group = a.queries / a.keys;
 #pragma omp for schedule(static)
@@ -363,7 +381,8 @@ static void attend_all(const Layer& a, const Run& run, const float* qkv, const f
 }
 
 // inner [M, 2I], gates and ups -> y [M, I]
-static void gate(const Layer& a, int64_t tokens, const float* inner, float* y) {
+template <class Number>
+static void gate(const Layer<Number>& a, int64_t tokens, const float* inner, float* y) {
 #pragma omp for schedule(static)
     for (int64_t m = 0; m < tokens; m++) {
         const float *gate = inner + m * 2 * a.inner, *up = gate + a.inner;
@@ -377,9 +396,42 @@ static void gate(const Layer& a, int64_t tokens, const float* inner, float* y) {
     }
 }
 
+// What layers of a kind work in, for M tokens: M * (2H + Q D + (Q + 2K) D + 3I) numbers.
+struct Work {
+    float *normed, *middle, *qkv, *seen, *inner, *product;
+    template <class Number>
+    Work(const Layer<Number>& a, int64_t tokens, float* scratch)
+        : normed(scratch), middle(normed + tokens * a.hidden), qkv(middle + tokens * a.hidden),
+          seen(qkv + tokens * a.numbers()), inner(seen + tokens * a.queries * a.size),
+          product(inner + tokens * 2 * a.inner) {}
+};
+
+// Scores of one head's queries, of every thread
+struct Scores {
+    float* numbers;
+    explicit Scores(const Run& run) : numbers((float*)malloc(run.width * (run.slots + V) * sizeof(float))) {}
+    ~Scores() { free(numbers); }
+};
+
+// One layer of x [M, H], its keys and values in stored[0] and stored[1]; to be called by all threads. y may be x.
+template <class Number>
+static void run_layer(const Layer<Number>& a, const Run& run, const Work& work, float* scores, const float* x,
+                      float* const* stored, float* y) {
+    const int64_t tokens = run.tokens();
+    norms(x, a.first_norm, tokens, a.hidden, a.epsilon, work.normed);
+    multiply(a.qkv, tokens, work.normed, nullptr, work.qkv);
+    place(a, run, work.qkv, stored[0], stored[1]);
+    attend_all(a, run, work.qkv, stored[0], stored[1], scores, work.seen);
+    multiply(a.out, tokens, work.seen, x, work.middle);
+    norms(work.middle, a.second_norm, tokens, a.hidden, a.epsilon, work.normed);
+    multiply(a.gate_up, tokens, work.normed, nullptr, work.inner);
+    gate(a, tokens, work.inner, work.product);
+    multiply(a.down, tokens, work.product, work.middle, y);
+}
+
 extern "C" {
 
-void product(const Matrix* a, int64_t tokens, const float* x, float* y) {
+void product(const Matrix<float>* a, int64_t tokens, const float* x, float* y) {
 #pragma omp parallel
     multiply(*a, tokens, x, nullptr, y);
 }
@@ -389,33 +441,21 @@ void normalize(const float* weight, int64_t tokens, int64_t n, float epsilon, co
     norms(x, weight, tokens, n, epsilon, y);
 }
 
-// Layers from `layer` on. scratch has M * (2H + Q D + (Q + 2K) D + 3I) numbers.
-void run_layers(const Layer* layer, const Run* what) {
+// Layers from `layer` on.
+void run_layers(const Layer<float>* layer, const Run* what) {
     const Run& run = *what;
-    const int64_t tokens = run.tokens(), hidden = layer->hidden;
-    float *normed = run.scratch, *middle = normed + tokens * hidden, *qkv = middle + tokens * hidden,
-          *seen = qkv + tokens * layer->numbers(), *inner = seen + tokens * layer->queries * layer->size,
-          *product = inner + tokens * 2 * layer->inner;
+    const int64_t numbers = run.tokens() * layer->hidden;
+    const Work work(*layer, run.tokens(), run.scratch);
 #pragma omp parallel
     {
-        float* scores = (float*)malloc(run.width * (run.slots + V) * sizeof(float));
+        const Scores scores(run);
         const float* x = run.x;
-        const Layer* next = layer;
+        const Layer<float>* next = layer;
         for (int64_t l = 0; l < run.layers; l++, next = next->next) {
-            const Layer& a = *next;
-            float *keys = run.stored[2 * l], *values = run.stored[2 * l + 1], *y = run.y + run.ends[l] * tokens * hidden;
-            norms(x, a.first_norm, tokens, hidden, a.epsilon, normed);
-            multiply(a.qkv, tokens, normed, nullptr, qkv);
-            place(a, run, qkv, keys, values);
-            attend_all(a, run, qkv, keys, values, scores, seen);
-            multiply(a.out, tokens, seen, x, middle);
-            norms(middle, a.second_norm, tokens, hidden, a.epsilon, normed);
-            multiply(a.gate_up, tokens, normed, nullptr, inner);
-            gate(a, tokens, inner, product);
-            multiply(a.down, tokens, product, middle, y);
+            float* y = run.y + run.ends[l] * numbers;
+            run_layer(*next, run, work, scores.numbers, x, run.stored + 2 * l, y);
             x = y;
         }
-        free(scores);
     }
 }
 }

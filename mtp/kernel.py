@@ -1,4 +1,4 @@
-"""Builds kernel.cpp for this machine, once, and says how it is called.
+"""Builds the C++ kernels for this machine, once, and says how they are called.
 
 The result lies in the user's cache folder, under a name made of all that it depends on.
 """
@@ -19,7 +19,8 @@ import torch
 
 from mtp.errors import UserError
 
-SOURCE = Path(__file__).with_name("kernel.cpp")
+SOURCE = Path(__file__).with_name("draft.cpp")  # includes the other
+SOURCES = (SOURCE, Path(__file__).with_name("kernel.cpp"))
 # No library is linked: OpenMP's functions are found in the runtime that torch has loaded, and threads shared.
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti",
@@ -64,6 +65,57 @@ class Run(Structure):
     ]
 
 
+class Output(Structure):
+    """draft.cpp's struct of that name."""
+
+    _fields_ = [("rows", Matrix), ("ids", c_void_p)]
+
+
+class Stage(Structure):
+    """draft.cpp's struct of that name."""
+
+    _fields_ = [
+        ("token_norm", c_void_p),
+        ("state_norm", c_void_p),
+        ("project", Matrix),
+        ("block", Layer),
+        ("norm", c_void_p),
+    ]
+
+
+class Depths(Structure):
+    """draft.cpp's struct of that name."""
+
+    _fields_ = [
+        ("depths", c_int64),
+        ("stages", POINTER(POINTER(Stage))),
+        ("run", Run),
+        ("chained", c_int64),
+        *((name, c_void_p) for name in ("embedding", "line")),
+        ("line_step", c_int64),
+        ("columns", c_void_p),
+        ("count", c_int64),
+        ("output", Output),
+        *((name, c_void_p) for name in ("read", "logits", "picks")),
+    ]
+
+
+class Exit(Structure):
+    """draft.cpp's struct of that name."""
+
+    _fields_ = [
+        ("nodes", c_int64),
+        ("layers", POINTER(POINTER(Layer))),
+        *((name, c_int64) for name in ("below", "all")),
+        ("run", Run),
+        ("grows", c_int64),
+        *((name, c_void_p) for name in ("embedding", "norm")),
+        ("epsilon", c_float),
+        ("output", Output),
+        *((name, c_void_p) for name in ("read", "logits", "tokens")),
+    ]
+
+
 def why_not(device: torch.device, dtype: torch.dtype, config: Any) -> str | None:
     """Why there is no kernel for a trunk, or None where there is one."""
     if device.type != "cpu" or dtype != torch.float32:
@@ -95,7 +147,9 @@ def library() -> ctypes.CDLL:
     lib.product.argtypes = [POINTER(Matrix), number, pointer, pointer]
     lib.run_layers.argtypes = [POINTER(Layer), POINTER(Run)]
     lib.normalize.argtypes = [pointer, number, number, c_float, pointer, pointer]
-    for function in (lib.product, lib.run_layers, lib.normalize):
+    lib.draft_depths.argtypes = [POINTER(Depths)]
+    lib.draft_exit.argtypes = [POINTER(Exit)]
+    for function in (lib.product, lib.run_layers, lib.normalize, lib.draft_depths, lib.draft_exit):
         function.restype = None
     return lib
 
@@ -110,16 +164,16 @@ def cache_folder() -> Path:
 
 
 def build_key() -> str:
-    """Of the source, the compiler and the processor: what the built kernel depends on."""
+    """Of the sources, the compiler and the processor: what the built kernel depends on."""
     version = subprocess.run([str(compiler()), "--version"], capture_output=True, check=False).stdout
     cpu = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     features = [line for line in cpu if line.startswith(("flags", "Features", "model name"))]
-    parts = (SOURCE.read_bytes(), version, "\n".join((*FLAGS, *features)).encode())
+    parts = (*(source.read_bytes() for source in SOURCES), version, "\n".join((*FLAGS, *features)).encode())
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def build(file: Path) -> None:
-    """Compile kernel.cpp to `file`, whole or not at all."""
+    """Compile the kernels to `file`, whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=file.parent) as folder:
         built = Path(folder) / file.name

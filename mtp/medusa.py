@@ -61,7 +61,9 @@ class Medusa(nn.Module):
     def head(self, depth: int) -> MedusaHead:
         return cast(MedusaHead, self.heads[depth - 1])
 
-    def readouts(self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor]) -> Iterator[Readout]:
+    def readouts(
+        self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor], *, mask: Tensor | None = None
+    ) -> Iterator[Readout]:
         """Every head at every position of tokens [B, T], each with the matrix that reads it."""
         state = states[trunk.num_layers]
         for k in range(1, self.depth + 1):

@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from mtp import kernel, packed
+from mtp import fused, graphs, kernel, packed
 from mtp.checkpoint import (
     check_head,
     fingerprint,
@@ -28,6 +28,8 @@ from mtp.checkpoint import (
 from mtp.compiled import CompiledLayer, compile_modules
 from mtp.errors import UserError
 from mtp.fast_layer import FastLayer, pack, restore
+from mtp.fused import Tell
+from mtp.graphs import CapturedLayer, capture_modules
 from mtp.trunk import Trunk, check_architecture
 
 
@@ -70,8 +72,8 @@ class Network(nn.Module):
 
     @property
     def form(self) -> str:
-        """How the weights lie: "plain", "packed" or "compiled"."""
-        kinds = {FastLayer: "packed", CompiledLayer: "compiled"}
+        """How the weights lie: "plain", "packed", "compiled" or "captured"."""
+        kinds = {FastLayer: "packed", CompiledLayer: "compiled", CapturedLayer: "captured"}
         return kinds.get(type(self.trunk.layers[0]), "plain")
 
     def pack(self) -> str | None:
@@ -99,12 +101,22 @@ class Network(nn.Module):
         compile_modules(self, trunk)
         return None
 
+    def capture_graphs(self, tell: Tell = lambda _: None) -> str | None:
+        """Make decoding on a CUDA device fast: layers of trunk and heads as graphs that are captured on first
+        use, and compiled first where Triton is there; `tell` hears how far that is. Otherwise as `pack`."""
+        trunk = self.trunk
+        if (reason := graphs.why_not(trunk.device, trunk.config)) is None:
+            self.unpack()
+            capture_modules(self, trunk, tell if fused.fusing() else None)
+        return reason
+
     def take_form(self, form: str) -> str | None:
         """Bring the weights into another network's `form`, where that can be; else the reason."""
-        return {"packed": self.pack, "compiled": self.compile_kernel}.get(form, self.unpack)()
+        forms = {"packed": self.pack, "compiled": self.compile_kernel, "captured": self.capture_graphs}
+        return forms.get(form, self.unpack)()
 
     def unpack(self) -> None:
-        """Undo `pack` or `compile_kernel`: every weight in its own module, bit for bit."""
+        """Undo `pack`, `compile_kernel` or `capture_graphs`: every weight in its own module, bit for bit."""
         restore(self)
 
     def save_pretrained(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from mtp.block import Block, initialise
 from mtp.draft_vocab import DraftVocab, add_draft_ids, read_out, stored_option
+from mtp.drafting import Parts
 from mtp.errors import UserError, check_whole
 from mtp.readout import Readout
 from mtp.trunk import Keys, Trunk
@@ -53,13 +54,15 @@ class Parallel(nn.Module):
         self.blocks = nn.ModuleList(new(index) for index in range(depth))
         add_draft_ids(self, trunk, draft_vocab, self.kind)
 
-    def readouts(self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor]) -> Iterator[Readout]:
+    def readouts(
+        self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor], *, mask: Tensor | None = None
+    ) -> Iterator[Readout]:
         """Every head at every position of tokens [B, T]; the heads see no token but through the trunk's
         state."""
         state = hidden = states[self.taps[0]]
         rotary = trunk.rotary(state, torch.arange(tokens.shape[1], device=tokens.device)[None])
         for k in range(1, self.depth + 1):
-            hidden = self.run(k, self.source(state, hidden), rotary)
+            hidden = self.run(k, self.source(state, hidden), rotary, mask)
             yield Readout(f"depth{k}", k, trunk.norm(hidden), ids=self.draft_ids)
 
     def source(self, state: Tensor, hidden: Tensor) -> Tensor:
@@ -76,6 +79,10 @@ class Parallel(nn.Module):
     ) -> Tensor:
         """Head k = 1, 2, ... on what it reads [B, T, H]: [B, T, H], before the norm."""
         return self.blocks[depth - 1](source, rotary, mask, cache)
+
+    def parts(self, trunk: Trunk, depth: int) -> Parts:
+        block = self.blocks[depth - 1]
+        return Parts(block.layer if isinstance(block, Block) else block, trunk.model.model.norm)
 
     def logits(self, trunk: Trunk, depth: int, hidden: Tensor) -> Tensor:
         """What a head's output [..., H] says: [..., V], -inf where it may not draft; the same for all

@@ -2,7 +2,8 @@
 
 `head.readouts(trunk, tokens, states)` yields one readout after the other. Where `head.chained` is False, none
 needs another, so that each can be made, used and dropped before the next; otherwise depth k is made of what
-depth k-1 is made of.
+depth k-1 is made of. With mask [B, 1, T, T] (True where a position may look, as in Trunk.run) the head looks
+no further than the trunk did that made the states.
 """
 
 from dataclasses import dataclass

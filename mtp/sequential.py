@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from mtp.block import Block, initialise, new_norm
 from mtp.draft_vocab import DraftVocab, add_draft_ids, read_out, stored_option
+from mtp.drafting import Columns, Parts, picked
 from mtp.errors import check_whole
 from mtp.readout import Readout
 from mtp.trunk import Keys, Trunk
@@ -81,7 +82,13 @@ class Sequential(nn.Module):
         return cast(SequentialModule, self.stages[min(depth, len(self.stages)) - 1])
 
     def readouts(
-        self, trunk: Trunk, tokens: Tensor, states: dict[int, Tensor], depth: int | None = None
+        self,
+        trunk: Trunk,
+        tokens: Tensor,
+        states: dict[int, Tensor],
+        depth: int | None = None,
+        *,
+        mask: Tensor | None = None,
     ) -> Iterator[Readout]:
         """Every depth at every position of tokens [B, T], the true tokens fed in.
 
@@ -94,8 +101,20 @@ class Sequential(nn.Module):
         hidden = states[trunk.num_layers]
         for k in range(1, (depth or self.depth) + 1):
             module = self.stage(k)
-            hidden = module(hidden, embedded.roll(-k, dims=1), rotary)
+            hidden = module(hidden, embedded.roll(-k, dims=1), rotary, mask)
             yield Readout(f"depth{k}", k, module.norm(hidden), ids=self.draft_ids)
+
+    def parts(self, trunk: Trunk, depth: int) -> Parts:
+        stage = self.stage(depth)
+        return Parts(stage.block.layer, stage.norm, (stage.enorm, stage.hnorm, stage.eh_proj))
+
+    def step(self, trunk: Trunk, depth: int, columns: Columns) -> tuple[Tensor, Tensor]:
+        """Depth k on columns: its states [B, W, H], and its logits [B, C, V] where they are read out."""
+        width = columns.states.shape[1]
+        fed = trunk.embed(columns.line[:, columns.offset : columns.offset + width])
+        stream = columns.cache.layer(depth - 1)
+        states = self.stage(depth)(columns.states, fed, columns.rotary, columns.mask, stream)
+        return states, self.logits(trunk, depth, picked(states, columns.read))
 
     def logits(self, trunk: Trunk, depth: int, hidden: Tensor) -> Tensor:
         """What depth k = 1, 2, ... says of its module's output [..., H]: [..., V], -inf where it may not

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from mtp.compiled import CompiledLayer
 from mtp.errors import UserError
 from mtp.fast_layer import FastLayer, additive
+from mtp.graphs import CapturedLayer
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # These rescale the rotary frequencies by the length seen so far: a token's key then depends on later text.
@@ -138,11 +139,14 @@ class Trunk(nn.Module):
         rotary = self.rotary(hidden, positions)
         states = {first: hidden} if first in taps else {}
         layer = self.layers[first] if first < last else None
-        if isinstance(layer, CompiledLayer) and keep is None and layer.takes(hidden, mask, cache):
+        whole = layer if keep is None and isinstance(layer, (CompiledLayer, CapturedLayer)) else None
+        if whole is not None and whole.takes(hidden, mask, cache):
             inside = [tap for tap in taps if first < tap <= last and tap < self.num_layers]
             ends = tuple(sorted({tap - first for tap in (*inside, last)}))
-            ran = layer.run(hidden, ends, mask, rotary, cache)
+            ran = whole.run(hidden, ends, mask, rotary, cache)
             return ran[-1], states | {tap: ran[ends.index(tap - first)] for tap in inside}
+        if mask is None and (causal := getattr(cache, "causal_mask", None)):
+            mask = causal()  # these layers do not know how much text goes before
         if isinstance(layer, FastLayer):
             mask = additive(mask, layer.group, hidden.dtype)  # here, once for all layers
         for index in range(first, last):

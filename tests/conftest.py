@@ -1,16 +1,24 @@
-"""Fixtures that many tests share."""
+"""Fixtures that many tests share.
+
+torch and what needs it are imported inside them: the process that only hands tests to the workers reads this
+file too, and the workers wait for it.
+"""
 
 import pytest
-import torch
-from tiny import TINY, tiny_network
 
-from mtp import Network
 
-torch.set_num_threads(1)  # one worker a core: threads of their own would only wait for each other
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """One worker a core: threads of their own would only wait for each other."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
-def network() -> Network:
+def network():
+    from tiny import tiny_network
+
     return tiny_network()
 
 
@@ -25,4 +33,6 @@ def texts(tmp_path_factory) -> str:
 
 @pytest.fixture
 def overrides(texts, tmp_path) -> list[str]:
+    from tiny import TINY
+
     return [*TINY, f"data.source.path={texts}", f"data.cache_dir={tmp_path / 'cache'}"]

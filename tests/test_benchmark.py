@@ -17,7 +17,16 @@ import benchmark
 import decode
 import entry
 from decoding import measuring
-from decoding.benchmark_page import LEGEND, grids, markdown, terminal_table
+from decoding.benchmark_page import (
+    LEGEND,
+    READING,
+    chapters,
+    grids,
+    heading,
+    markdown,
+    merged,
+    terminal_table,
+)
 from decoding.prompt_set import prompt_ids, read_items
 from decoding.results import read_results
 from decoding.standings import OVERALL, UNPREDICTABLE
@@ -300,18 +309,46 @@ def test_a_network_without_a_tokenizer_needs_prompts_of_ids(tmp_path):
     assert json.loads((tmp_path / "out.json").read_text())["prompts"][0]["prompt_ids"] == [1, 2, 3]
 
 
+def test_a_page_keeps_its_other_chapters_and_gets_this_one_anew(done):
+    document, page, _ = done
+    other = merged(page, document | {"dtype": "bfloat16"})
+    assert list(chapters(other)) == [
+        "",
+        heading(document),
+        heading(document | {"dtype": "bfloat16"}),
+        READING,
+    ]
+    again = merged("Before.\n" + other, document | {"commit": "abc"})
+    assert chapters(again)[""] == "Before."
+    assert list(chapters(again)) == list(chapters(other))
+    assert "commit abc" in chapters(again)[heading(document)]
+    assert merged(again, document | {"commit": "abc"}) == again
+    assert again.count(LEGEND) == 1
+
+
 @pytest.mark.slow
 def test_the_gpu_script_runs_every_part_and_counts_what_failed(model, prompts, tmp_path):
     """Here on a CPU: its tests are skipped, and compiling is what the machine makes of it."""
     done = subprocess.run(
         [PROMPTS / "gpu.sh", tmp_path, model, f"prompts=[{prompts}]", *SMALL, *LITTLE, "per_category=1"],
-        env=os.environ | {"PYTHON": sys.executable, "DTYPE": "float32", "OMP_NUM_THREADS": "1"},
+        env=os.environ
+        | {"PYTHON": sys.executable, "DTYPE": "float32", "OMP_NUM_THREADS": "1"}
+        | {"PAGE": str(tmp_path / "page.md"), "PATIENCE": "3", "PYTEST_ADDOPTS": "-n0"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=600,
     )
-    assert "== tests: status 0" in done.stdout
-    assert "== plain: status 0" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith(f"{done.returncode} parts failed")
-    assert "Waits of the processor for the device" in (tmp_path / "plain.md").read_text()
-    assert (tmp_path / "compiled.log").read_text()
+    assert done.returncode == 0, done.stdout
+    for part in ("tests", "plain", "compiled"):
+        assert f"== {part}: status 0" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("0 parts failed")
+    found = chapters((tmp_path / "page.md").read_text())
+    assert [title.rpartition(" ")[2] for title in found if title.startswith(f"# {model}")] == [
+        "packed",
+        "compiled",
+    ]
+    assert all(
+        "Waits of the processor for the device" in text
+        for title, text in found.items()
+        if str(model) in title
+    )

@@ -71,12 +71,11 @@ def transformers_ids(network: Network, prompt: list[int], new_tokens: int) -> li
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("length", [1, 4, 8])
 @pytest.mark.parametrize("drafter", NAMES)
-def test_a_drafter_keeps_the_ids_of_plain_decoding(shipped, held_out, plain, drafter, length):
-    assert drafted(shipped, held_out[:FEW], drafter, length, max_new_tokens=FEW_TOKENS) == plain(
-        FEW, FEW_TOKENS
-    )
+def test_a_drafter_keeps_the_ids_of_plain_decoding(shipped, held_out, plain, drafter):
+    """With the longest drafts, whose scores are rounded most unlike a single token's; `slow` has all."""
+    found = drafted(shipped, held_out[:FEW], drafter, 8, max_new_tokens=FEW_TOKENS)
+    assert found == plain(FEW, FEW_TOKENS)
 
 
 def test_plain_decoding_equals_transformers(shipped, held_out, plain):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import hydra
 import pytest
@@ -88,6 +89,37 @@ def test_a_resumed_run_equals_the_straight_one_bit_for_bit(overrides, tmp_path):
     assert straight.keys() == resumed.keys()
     assert all(torch.equal(straight[name], resumed[name]) for name in straight)
     assert metrics(tmp_path / "straight") == metrics(parts)
+
+
+def test_what_is_measured_also_goes_to_tensorboard(overrides, tmp_path, monkeypatch):
+    """A stand-in for the logger, which is not installed with the rest."""
+    told: dict[str, list[tuple[int, dict[str, float]]]] = {}
+
+    def logger(folder, **options):
+        assert folder == tmp_path
+        log = told.setdefault(options["version"], [])
+        return SimpleNamespace(log_metrics=lambda values, step: log.append((step, dict(values))), save=list)
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda module: module)
+    monkeypatch.setattr("lightning.pytorch.loggers.TensorBoardLogger", logger)
+    run(overrides, tmp_path, "trainer.loggers=[tensorboard]")
+    rows = {(int(step), name): float(value) for step, name, value in metrics(tmp_path)[1:]}
+    logged = {(step, name): value for step, values in told["tensorboard"] for name, value in values.items()}
+    assert len(rows) > 20
+    assert {key: pytest.approx(logged[key], rel=1e-4) for key in rows} == rows
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_a_multirun_goes_through_the_launcher_that_the_configuration_names(overrides, tmp_path, launcher):
+    """`hydra/launcher=submitit_slurm` is the same with another executor."""
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.removesuffix('_local')}_launcher")
+    folders = [f"out={tmp_path}/${{seed}}/network", f"run_dir={tmp_path}/${{seed}}"]
+    places = f"hydra.launcher.submitit_folder={tmp_path}/jobs" if launcher != "joblib" else "seed=1,2"
+    done = command("-m", f"hydra/launcher={launcher}", places, "seed=1,2", *overrides, *folders)
+    assert done.returncode == 0, done.stderr
+    one, two = (Network.from_pretrained(tmp_path / seed / "network").state_dict() for seed in "12")
+    assert any(not torch.equal(one[name], two[name]) for name in one)
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
@@ -219,23 +251,21 @@ def test_a_mistake_ends_with_status_2_and_one_line(arguments, line, capsys):
     assert printed.out == ""
 
 
+@pytest.mark.slow  # a second of starting a program, for what the tests above see without
 def test_the_command_itself_ends_with_status_2_and_one_line():
     done = command("promt=x")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
 
 
-def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(overrides, tmp_path):
+def test_ctrl_c_saves_a_checkpoint_and_says_how_to_go_on(overrides, tmp_path, capsys):
     options = [*overrides, f"out={tmp_path}/network", f"run_dir={tmp_path}", "trainer.max_steps=100000"]
-    process = subprocess.Popen(
-        [sys.executable, "train.py", *options], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    wait_for(tmp_path / "metrics.csv", "train/trunk/loss")
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 130
+    with pytest.raises(SystemExit) as ended:
+        stop_after(3, lambda: entry.run(train.train, "train", options))
+    told = capsys.readouterr().err
+    assert ended.value.code == 130
     assert "add resume=true" in told
     assert "Traceback" not in told
-    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] > 0
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
 def wait_for(path: Path, text: str) -> None:

@@ -18,7 +18,7 @@ from mtp.readout import Readout
 from training.distances import rejected_by, rejected_on_text
 from training.losses import HeadLoss
 from training.readings import Reading, feature_gradient, gradient, law_at_depth, read
-from training.targets import Targets
+from training.targets import Targets, shift
 
 States = dict[int, Tensor]  # tap -> [B, T, H]
 
@@ -58,6 +58,7 @@ class Text:
     scales: dict[int, Tensor]  # 1 / targets of the whole batch, by depth
     state: Tensor  # [B, T, H] the trunk's final one, a constant
     matrix: Tensor  # [V, H] the trunk's output matrix
+    normaliser: Tensor | None = None  # [B, T] of the trunk's laws, where a head drafts from a part of them
 
     def share(self, weight: float, depth: int) -> Tensor | None:
         """What one target of a depth counts with this weight; None: nothing."""
@@ -71,7 +72,13 @@ class Text:
             law_at_depth(self.state, readout.depth),
             self.matrix.detach(),
             readout.ids,
+            self.normaliser_at(readout),
         )
+
+    def normaliser_at(self, readout: Readout) -> Tensor | None:
+        if readout.ids is None or self.normaliser is None:
+            return None
+        return shift(self.normaliser, readout.depth, 0)
 
 
 Look = Callable[[str, Reading], None]  # is shown every reading by its name

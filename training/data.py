@@ -6,6 +6,7 @@ Letters: B rows a batch, T tokens a row.
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning
@@ -47,6 +48,7 @@ class TextData(lightning.LightningDataModule):
         held_out_fraction: float = 0.03,
         max_bytes: int | None = None,
         max_validation_rows: int | None = 64,
+        isolate: bool = False,
         states: str | None = None,
         self_distilled: SelfDistilled | None = None,
         cache_dir: str | None = None,
@@ -58,12 +60,14 @@ class TextData(lightning.LightningDataModule):
         _check_integer("max_bytes", max_bytes, 1, optional=True)
         _check_integer("max_validation_rows", max_validation_rows, 0, optional=True)
         _check_fractions(validation_fraction, held_out_fraction)
+        if not isinstance(isolate, bool):
+            raise UserError(f"data.isolate must be true or false, found {isolate!r}")
         if states not in (None, *DTYPES):
             raise UserError(f"data.states={states} is not one of null, {', '.join(DTYPES)}")
         self.source, self.row_length, self.batch_size, self.seed = source, row_length, batch_size, seed
         self.validation_fraction, self.held_out_fraction = validation_fraction, held_out_fraction
         self.max_bytes, self.max_validation_rows, self.cache_dir = max_bytes, max_validation_rows, cache_dir
-        self.states, self.self_distilled = states, self_distilled
+        self.isolate, self.states, self.self_distilled = isolate, states, self_distilled
         self.tokenizer: PreTrainedTokenizerBase | None = None
         self._wanted: Wanted | None = None
         self._continue: ContinueText | None = None
@@ -114,7 +118,7 @@ class TextData(lightning.LightningDataModule):
             self._wanted.trunk.to(self.trainer.strategy.root_device)
         for rows in (self._training_rows(), self._validation_rows()):
             if rows is not None and self.states is not None:
-                write_states(self._wanted, rows, self.cache_dir)
+                write_states(self._as_computed(self._wanted), rows, self.cache_dir)
 
     def train_dataloader(self) -> BatchStream:
         """Batches without end, the same for the same seed however often training is resumed."""
@@ -207,15 +211,25 @@ class TextData(lightning.LightningDataModule):
 
     def _rows(self, stream: Stream, most: int | None = None) -> Rows:
         assert self.tokenizer is not None
-        return Rows(stream, self.row_length, padding=self.tokenizer.pad_token_id or 0, most=most)
+        padding = self.tokenizer.pad_token_id or 0
+        return Rows(stream, self.row_length, padding=padding, most=most, isolated=self.isolate)
 
     def _with_states(self, rows: Rows) -> Rows | WithStates:
         if self.states is None:
             return rows
         if self._wanted is None:
             raise RuntimeError("attach the trunk before asking for its states")
-        write_states(self._wanted, rows, self.cache_dir)  # nothing is left to do after prepare_data
-        return with_states(self._wanted, rows, self.cache_dir)
+        wanted = self._as_computed(self._wanted)
+        write_states(wanted, rows, self.cache_dir)  # nothing is left to do after prepare_data
+        return with_states(wanted, rows, self.cache_dir)
+
+    def _as_computed(self, wanted: Wanted) -> Wanted:
+        """With the run's precision, so that the states are those that training would compute."""
+        if self.trainer is None:
+            return wanted
+        precision = self.trainer.precision_plugin
+        precision.convert_module(wanted.trunk)  # half precision throughout: Lightning would do it only later
+        return replace(wanted, precision=self.trainer.precision, computing=precision.forward_context)
 
 
 def _place(document: Document) -> bytes:

@@ -53,13 +53,21 @@ class Rows:
     """A stream cut into rows of T tokens; a map-style dataset.
 
     The last row is padded; one left over with a single token, which has no target, is dropped. `most` keeps
-    the first so many rows only.
+    the first so many rows only. `isolated` says that documents of one row are not to see each other.
 
     Example, T = 4, two documents of 3 and 4 tokens: tokens a b c d | e f g ·, documents 0 0 0 1 | 1 1 1 −1.
     """
 
-    def __init__(self, stream: Stream, row_length: int, *, padding: int = 0, most: int | None = None):
-        self.stream, self.row_length, self.padding = stream, row_length, padding
+    def __init__(
+        self,
+        stream: Stream,
+        row_length: int,
+        *,
+        padding: int = 0,
+        most: int | None = None,
+        isolated: bool = False,
+    ):
+        self.stream, self.row_length, self.padding, self.isolated = stream, row_length, padding, isolated
         self.ends = np.cumsum(stream.lengths)  # [D]
         total = len(stream.tokens)
         self.count = total // row_length + (total % row_length >= 2)
@@ -70,9 +78,10 @@ class Rows:
 
     @property
     def key(self) -> str:
-        """A hash of all rows' tokens."""
-        parts = (str(self.row_length), str(self.count), str(self.padding))
-        return hashlib.sha256("|".join(parts).encode() + self.stream.tokens.tobytes()).hexdigest()
+        """A hash of all that the trunk would see of the rows."""
+        parts = "|".join(map(str, (self.row_length, self.count, self.padding))).encode()
+        borders = self.ends.tobytes() if self.isolated else b""
+        return hashlib.sha256(parts + borders + self.stream.tokens.tobytes()).hexdigest()
 
     def _why_not(self, total: int) -> str:
         if self.stream.learned is None:
@@ -100,7 +109,8 @@ class Rows:
         return self.count
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
-        """`tokens` [T] and `documents` [T], both int64; `mask` [T] bool where not every token is learned."""
+        """`tokens` [T] and `documents` [T], both int64; `mask` [T] bool where not every token is learned;
+        `isolated`, a single True, where documents do not see each other."""
         if not 0 <= row < self.count:
             raise IndexError(row)
         start = row * self.row_length
@@ -114,6 +124,8 @@ class Rows:
             mask = np.zeros(self.row_length, bool)
             mask[: stop - start] = self.stream.learned[start:stop]
             found["mask"] = torch.from_numpy(mask)
+        if self.isolated:
+            found["isolated"] = torch.tensor(True)
         return found
 
 

@@ -24,8 +24,8 @@ from training.backward import (
 )
 from training.losses import HeadLoss, Objective
 from training.packing import Rows
-from training.readings import Reading, measured
-from training.targets import Batch, targets_by_depth
+from training.readings import Reading, measured, normalisers
+from training.targets import Batch, may_see, targets_by_depth
 
 Sums = dict[str, Tensor]  # name -> [4] of `measured`
 # is shown the family's name, its gradient at the taps, and the trunk's states with their graph
@@ -77,9 +77,9 @@ class Plan:
             return self.objective.layer_weights(layers, step=step, max_steps=self.max_steps)
         return [0.0] * (layers - 1) + [1.0]
 
-    def families(self, tokens: Tensor, step: int) -> Iterator[Family]:
-        """The trunk's own readout of tokens [B, T] and every head's, with what they weigh at this step."""
-        trunk, last = self.trunk, self.trunk.num_layers
+    def families(self, batch: Batch, step: int) -> Iterator[Family]:
+        """The trunk's own readout of a micro-batch and every head's, with what they weigh at this step."""
+        trunk, last, mask = self.trunk, self.trunk.num_layers, may_see(batch)
         *of_layers, of_trunk = self.layer_weights(step)
         yield Family("trunk", lambda states: [Readout("trunk", 0, states[last])], [of_trunk])
         for name, loss in self.losses.items():
@@ -90,7 +90,7 @@ class Plan:
                 weights = [0.0 if detached else of_layers[layer - 1] for layer in head.taps]
 
             def readouts(states: States, head: Any = head) -> Iterator[Readout]:
-                return head.readouts(trunk, tokens, states)
+                return head.readouts(trunk, batch["tokens"], states, mask=mask)
 
             yield Family(name, readouts, weights, loss, chained=head.chained, detached=detached)
 
@@ -113,12 +113,15 @@ class Plan:
         """The trunk's states at the taps, from the batch where it has them; keep [L, B] is layer dropout."""
         if any(key.startswith("state_") for key in batch):
             return given_states(batch, self.taps, self.trunk, frozen=self.frozen)
+        mask = may_see(batch)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            return self.trunk(batch["tokens"], taps=self.taps, keep=keep, logits=False).states
+            return self.trunk(batch["tokens"], mask=mask, taps=self.taps, keep=keep, logits=False).states
 
     def text(self, batch: Batch, states: States, scales: dict[int, Tensor]) -> Text:
         targets = targets_by_depth(batch, self.depths)
-        return Text(targets, scales, states[self.trunk.num_layers].detach(), self.trunk.model.lm_head.weight)
+        state, matrix = states[self.trunk.num_layers].detach(), self.trunk.model.lm_head.weight
+        some = any(getattr(self.head(name), "draft_ids", None) is not None for name in self.losses)
+        return Text(targets, scales, state, matrix, normalisers(state, matrix) if some else None)
 
     def backward(
         self,
@@ -143,7 +146,7 @@ class Plan:
             if sums is not None:
                 add(sums, {name: measured(reading)})
 
-        for family in self.families(batch["tokens"], step):
+        for family in self.families(batch, step):
             if only not in (None, family.name):
                 continue
             seen = fresh(states)
@@ -162,7 +165,7 @@ class Plan:
         """name -> [4] of `measured` for every readout of a micro-batch."""
         states = self.states(batch)
         text, sums = self.text(batch, states, {}), Sums()
-        for family in self.families(batch["tokens"], step):
+        for family in self.families(batch, step):
             for readout in family.readouts(states):
                 add(sums, {family.full_name(readout): measured(text.reading(readout))})
         return sums

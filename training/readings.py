@@ -7,7 +7,7 @@ drafted (V unless the head has a draft vocabulary), Q quantities of one kind of 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from training.targets import IGNORED, Targets, shift
 
 LOGITS_AT_ONCE = 2**26  # entries of one [n, V] block of logits: 256 MB in float32
 ON_CPU = 2**19  # there a block that stays in the cache is faster: 2 MB
+ROWS_AT_ONCE = 256  # but with fewer positions reading the matrix costs more than that gains
 COUPLED = ("tv_chain", "accept")  # kinds whose formula needs all depths of a draft
 KINDS = ("ce", "kl", "reverse_kl", "tv", "lk", "hybrid", *COUPLED)
 
@@ -32,6 +33,7 @@ class Reading:
     law: Tensor  # [B, T, H] the trunk's final state that says p of the same token; a constant
     law_matrix: Tensor  # [V, H] a constant
     ids: Tensor | None = None  # [R] ascending; None: all V
+    normaliser: Tensor | None = None  # [B, T] of the law, see `normalisers`; None: found when it is needed
 
     @property
     def labels(self) -> Tensor:
@@ -54,14 +56,23 @@ class Block:
     logits: Tensor  # [n, R]
     label: Tensor  # [n] place among the R tokens or IGNORED
     law: Tensor  # [n, H]
+    normaliser: Tensor | None  # [n]
+    rows: Tensor  # [R, H] of the law's matrix
     reading: Reading
 
-    def log_laws(self) -> tuple[Tensor, Tensor, Tensor]:
-        """log p and log q, both [n, R], p as it is within the whole vocabulary; and p's best token [n]."""
-        ids = self.reading.ids
-        log_p = widened(F.linear(self.law, self.reading.law_matrix)).log_softmax(-1).detach()
-        best = log_p.argmax(-1)
-        return log_p if ids is None else log_p[:, ids], widened(self.logits).log_softmax(-1), best
+    def trunk_logits(self) -> Tensor:
+        """[n, V]"""
+        return widened(F.linear(self.law, self.reading.law_matrix)).detach()
+
+    def log_laws(self) -> tuple[Tensor, Tensor]:
+        """log p and log q, both [n, R], p as it is within the whole vocabulary."""
+        logits = widened(F.linear(self.law, self.rows)).detach()
+        if self.reading.ids is None:
+            log_p = logits.log_softmax(-1)
+        else:
+            whole = self.trunk_logits().logsumexp(-1) if self.normaliser is None else self.normaliser
+            log_p = logits - whole[:, None]
+        return log_p, widened(self.logits).log_softmax(-1)
 
 
 def law_at_depth(trunk: Tensor, depth: int) -> Tensor:
@@ -75,12 +86,33 @@ def law_at_depth(trunk: Tensor, depth: int) -> Tensor:
 def blocks(reading: Reading, matrix: Tensor, hidden: Tensor) -> Iterator[tuple[Block, Tensor]]:
     """The reading in blocks, each with the part [n, H] of `hidden` [N, H] that its logits are made of."""
     label, law = reading.labels.flatten(), reading.law.flatten(0, 1)
-    most = LOGITS_AT_ONCE if hidden.is_cuda else min(LOGITS_AT_ONCE, ON_CPU)
-    size = max(1, most // len(reading.law_matrix))
+    normaliser = None if reading.normaliser is None else reading.normaliser.flatten()
+    reading = replace(reading, law_matrix=lowered(reading.law_matrix))
+    matrix, rows = matrix if matrix.requires_grad else lowered(matrix), reading.rows(reading.law_matrix)
+    size = at_once(reading.law_matrix)
     for first in range(0, len(hidden), size):
         some = slice(first, first + size)
         part = hidden[some].detach().requires_grad_(hidden.requires_grad)
-        yield Block(F.linear(part, matrix), label[some], law[some], reading), part
+        whole = None if normaliser is None else normaliser[some]
+        yield Block(F.linear(part, matrix), label[some], law[some], whole, rows, reading), part
+
+
+def at_once(matrix: Tensor) -> int:
+    """Positions of one block, with a matrix [V, H]."""
+    most = max(1, LOGITS_AT_ONCE // len(matrix))
+    return most if matrix.is_cuda else min(most, max(ROWS_AT_ONCE, ON_CPU // len(matrix)))
+
+
+@torch.no_grad()
+def normalisers(state: Tensor, matrix: Tensor) -> Tensor:
+    """log of the sum of e^logit over the vocabulary for states [B, T, H]: [B, T].
+
+    Where a head drafts from few tokens this is all that the others have to say, and the same for all depths.
+    """
+    matrix = lowered(matrix.detach())
+    parts = state.flatten(0, 1).split(at_once(matrix))
+    found = [widened(F.linear(part, matrix)).logsumexp(-1) for part in parts]
+    return torch.cat(found).view(state.shape[:2])
 
 
 def quantities(kind: str, block: Block, eta: float) -> Tensor:
@@ -92,7 +124,7 @@ def quantities(kind: str, block: Block, eta: float) -> Tensor:
     if kind == "ce":
         logits = widened(block.logits)
         return F.cross_entropy(logits, block.label, ignore_index=IGNORED, reduction="none")[None]
-    log_p, log_q, _ = block.log_laws()
+    log_p, log_q = block.log_laws()
     match kind:
         case "kl":
             value = forward_kl(log_p, log_q)
@@ -156,7 +188,8 @@ def measured(reading: Reading) -> Tensor:
     valid = reading.targets.valid.flatten()
     for block, part in blocks(reading, matrix, hidden):
         some = valid[first : first + len(part)]
-        log_p, log_q, best = block.log_laws()
+        log_p, log_q = block.log_laws()
+        best = (log_p if reading.ids is None else block.trunk_logits()).argmax(-1)
         said = log_q.argmax(-1) if reading.ids is None else reading.ids[log_q.argmax(-1)]
         loss, overlap = quantities("ce", block, 0.0)[0], log_alpha(log_p, log_q).exp()
         total += torch.stack([(value * some).sum().double() for value in (loss, some, said == best, overlap)])
@@ -178,6 +211,12 @@ def feature_distance(hidden: Tensor, feature: Tensor, valid: Tensor) -> Tensor:
     (EAGLE)."""
     distance = F.smooth_l1_loss(widened(hidden), widened(feature), reduction="none").mean(-1)
     return (distance * valid).sum()
+
+
+def lowered(matrix: Tensor) -> Tensor:
+    """A constant matrix as autocast would make it before every product: once instead."""
+    kind = matrix.device.type
+    return matrix.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else matrix
 
 
 def widened(values: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ Letters: N rows, T tokens a row, H hidden size.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,6 +18,7 @@ from mtp import Trunk, UserError
 from training.cache import cache_folder, digest, locked
 from training.packing import Rows
 from training.progress import shown, tell
+from training.targets import may_see
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TOKENS_AT_ONCE = 4096
@@ -25,12 +26,17 @@ TOKENS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be kept: the trunk with the fingerprint of its file, the tapped layers, the dtype's name."""
+    """What is to be kept: the trunk with the fingerprint of its file, the tapped layers, the dtype's name.
+
+    `precision` names how the run computes (autocast or not), and `computing()` makes it so while it lasts.
+    """
 
     trunk: Trunk
     fingerprint: str
     taps: tuple[int, ...]
     dtype: str
+    precision: str = "32-true"
+    computing: Callable[[], AbstractContextManager[None]] = nullcontext
 
     def bytes_of_row(self, row_length: int) -> int:
         """In one tap's file."""
@@ -53,7 +59,7 @@ class WithStates:
 
 def folder_of(wanted: Wanted, rows: Rows, cache_dir: str | None) -> Path:
     """Where the states of these rows lie; the name changes with all that they depend on."""
-    key = digest("states", wanted.fingerprint, rows.key, wanted.dtype)
+    key = digest("states", wanted.fingerprint, rows.key, wanted.dtype, wanted.precision)
     return cache_folder(cache_dir) / f"states-{key}"
 
 
@@ -91,17 +97,18 @@ def append(wanted: Wanted, rows: Rows, files: dict[int, Path], first: int) -> No
         for file in opened.values():
             file.truncate(first * size)  # a row that was cut off, or that another tap does not have
         for some in shown(list(batches(range(first, len(rows)), rows.row_length)), "states of the trunk"):
-            tokens = torch.stack([rows[row]["tokens"] for row in some])
-            for tap, state in tapped(wanted, tokens).items():
+            for tap, state in tapped(wanted, [rows[row] for row in some]).items():
                 if tap in opened:
                     store(opened[tap], state, DTYPES[wanted.dtype])
 
 
 @torch.inference_mode()
-def tapped(wanted: Wanted, tokens: Tensor) -> dict[int, Tensor]:
+def tapped(wanted: Wanted, rows: list[dict[str, Tensor]]) -> dict[int, Tensor]:
     """tap -> [B, T, H], exactly what training would have the trunk compute."""
     trunk = wanted.trunk
-    return trunk(tokens.to(trunk.device), taps=wanted.taps, logits=False).states
+    batch = {key: torch.stack([row[key] for row in rows]).to(trunk.device) for key in rows[0]}
+    with wanted.computing():
+        return trunk(batch["tokens"], mask=may_see(batch), taps=wanted.taps, logits=False).states
 
 
 def store(file: IO[bytes], state: Tensor, dtype: torch.dtype) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 IGNORED = -100
 
-# tokens [B, T], documents [B, T], mask [B, T] where not every token is a target, state_<tap> [B, T, H] where
-# the frozen trunk has been run before
+# tokens [B, T], documents [B, T], mask [B, T] where not every token is a target, isolated [B] where documents
+# do not see each other, state_<tap> [B, T, H] where the frozen trunk has been run before
 Batch = dict[str, Tensor]
 
 
@@ -61,6 +61,20 @@ def targets_by_depth(batch: Batch, depths: Iterable[int]) -> dict[int, Targets]:
         depth: targets_at_depth(batch["tokens"], batch["documents"], depth, mask)
         for depth in sorted(set(depths))
     }
+
+
+def may_see(batch: Batch) -> Tensor | None:
+    """[B, 1, T, T] bool, True where position i may look at position j: at what is not behind it of its own
+    document, where a batch has its documents isolated. Otherwise None: at all that is not behind it.
+
+    >>> rows = {"documents": torch.tensor([[0, 0, 1, -1]]), "isolated": torch.tensor([True])}
+    >>> may_see(rows)[0, 0].int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    """
+    if "isolated" not in batch:
+        return None
+    documents = batch["documents"]
+    return (documents[:, :, None] == documents[:, None, :]).tril()[:, None]
 
 
 def shift(values: Tensor, ahead: int, fill: int | bool) -> Tensor:

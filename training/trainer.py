@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config as functorch_config
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
@@ -49,7 +50,8 @@ def build_trainer(setting: dict[str, Any], callbacks: list[Callback]) -> Trainer
 
 def has_amx() -> bool:
     """Whether this CPU multiplies bfloat16 matrices in hardware: some eight times as fast as float32 ones."""
-    return bool(getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16"))
+    capabilities: Any = getattr(torch.cpu, "get_capabilities", None)  # not in torch 2.6
+    return capabilities is not None and bool(capabilities().get("amx_bf16"))
 
 
 def processes(setting: dict[str, Any], cuda: bool) -> int:
@@ -84,6 +86,17 @@ def spare_memory(network: nn.Module) -> None:
     for layer in network.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, again
+
+
+def compile_layers(layers: nn.ModuleList) -> None:
+    """torch.compile every layer, in place.
+
+    Where families' gradients are compared at the taps, layers go backward twice through one graph, whose
+    buffers must therefore not be given away the first time.
+    """
+    functorch_config.donated_buffer = False
+    for layer in layers:
+        layer.compile()
 
 
 def other_logs(names: Sequence[str], run_dir: Path, run_name: str) -> list[Report]:

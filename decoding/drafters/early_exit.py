@@ -1,6 +1,5 @@
 """Layer-skip drafting: the trunk's lower layers draft, its upper layers verify, nothing is computed twice."""
 
-from functools import partial
 from typing import Any
 
 from decoding.drafters.layer_skip import LayerSkip
@@ -21,4 +20,4 @@ def build(network: Network, exit_layer: int | None = None) -> LayerSkip:
     check_exit_layer(exit_layer, trunk.num_layers)
     skip = tuple(range(exit_layer, trunk.num_layers))
     trained = own is not None and own.exit_layer == exit_layer
-    return LayerSkip(trunk, skip, partial(own.exit, trunk) if trained else trunk.norm)
+    return LayerSkip(trunk, skip, own if trained else None)

@@ -3,17 +3,19 @@
 Shapes: B rows, T calibration tokens, N draft nodes, H hidden size, L layers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from decoding.branching import Chain
+from decoding.branching import Chain, drafted
 from decoding.cache import KVCache
 from decoding.draft import Context, Draft, no_draft
 from decoding.layer_search import check_share, found
 from mtp import Network, Trunk, UserError
+from mtp.early_exit import EarlyExit
+from mtp.exit_drafting import Exit, exit_of
 
 
 class LayerSkip:
@@ -25,13 +27,14 @@ class LayerSkip:
     trunk's own, and none survives: scoring runs all layers from the first skipped one on, over root and every
     node, before anything is committed.
 
-    `leave` makes of the last kept layer's state what the output matrix reads; usually it is the trunk's norm.
+    `head` makes of the last kept layer's state what the output matrix reads; without one the trunk's norm
+    does.
     """
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, trunk: Trunk, skip: tuple[int, ...], leave: Callable[[Tensor], Tensor]):
-        self.trunk, self.skip, self.leave = trunk, skip, leave
+    def __init__(self, trunk: Trunk, skip: tuple[int, ...], head: EarlyExit | None = None):
+        self.trunk, self.skip, self.head = trunk, skip, head
         self.exit_layer = skip[0]
         self.upper = kept_above(skip, trunk.num_layers)
         self.cache: KVCache | None = None
@@ -46,6 +49,8 @@ class LayerSkip:
         count = min(num_draft_tokens, max(context.room))
         if count <= 0:
             return no_draft(root)
+        if context.takes_best and (kernel := self._kernel(len(root))) is not None:
+            return self._greedy(kernel, root, count, context.room)
         drawn = Chain(context)
         states = [self._run(root, 0, drafting=True)]
         for depth in range(1, count + 1):
@@ -53,6 +58,24 @@ class LayerSkip:
             states.append(self._run(token, depth, drafting=depth < count))
         draft = drawn.draft(context.room)
         return Draft(draft.tokens, draft.parents, draft.q, self.exit_layer, torch.cat(states, dim=1))
+
+    def leave(self, hidden: Tensor) -> Tensor:
+        """States [..., H] after the last kept layer -> what the output matrix reads [..., H]."""
+        return self.trunk.norm(hidden) if self.head is None else self.head.exit(self.trunk, hidden)
+
+    def _kernel(self, batch: int) -> Exit | None:
+        """All tokens of a greedy draft in one call, where the trunk is compiled for it."""
+        norm = self.trunk.model.model.norm if self.head is None else self.head.only_norm(self.trunk)
+        kept = [layer for first, last in self.upper for layer in range(first, last)]
+        return exit_of(self.trunk, self.exit_layer, kept, norm, batch)
+
+    def _greedy(self, kernel: Exit, root: Tensor, count: int, room: list[int]) -> Draft:
+        assert self.cache is not None
+        window = self.cache.open(count + 1, causal=True)
+        rotary = self.trunk.rotary(kernel.embedding, window.positions)
+        tokens, states = kernel.greedy(root, count, window, rotary, self.cache)
+        draft = drafted(tokens, room)
+        return Draft(draft.tokens, draft.parents, None, self.exit_layer, states)
 
     def _run(self, token: Tensor, node: int, *, drafting: bool) -> Tensor:
         """token [B] as this node -> its state [B, 1, H] after exit_layer; where a token is drafted after it,
@@ -106,4 +129,4 @@ def build(
         left_out = found(network, share, calibration)
     else:
         left_out = check_skip(skip, trunk.num_layers)
-    return LayerSkip(trunk, left_out, trunk.norm)
+    return LayerSkip(trunk, left_out)

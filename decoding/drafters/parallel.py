@@ -8,13 +8,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decoding.branching import draw_tree
+from decoding.branching import drafted, draw_tree
 from decoding.cache import KVCache
 from decoding.committed import Committed
 from decoding.draft import Context, Draft, no_draft
 from decoding.heads import need_head
 from decoding.shape import Shape, read_shape
 from mtp import Network
+from mtp.drafting import Columns, depths_of, picked
 from mtp.parallel import Parallel
 
 
@@ -44,20 +45,28 @@ class ParallelDrafter:
         if count <= 0 or not any(self.committed.lengths):
             return no_draft(root)
         self.cache.lengths = [min(slots) for slots in zip(*self.final[:count], strict=True)]
-        _, states, counts = self.committed.since(self.cache.lengths)
-        window = self.cache.open(states.shape[1])
-        rotary = self.trunk.rotary(states, window.positions)
-        last = torch.tensor([max(n - 1, 0) for n in counts], device=root.device)
-        rows = torch.arange(len(root), device=root.device)
-        hidden, outputs = states, []
+        tokens, states, counts = self.committed.since(self.cache.lengths)
+        kernel = depths_of(self.trunk, self.head, states)
+        window = self.cache.open(states.shape[1], causal=kernel is not None)
+        rotary = kernel.angles.of(window) if kernel else self.trunk.rotary(states, window.positions)
+        last = torch.tensor([[max(n - 1, 0)] for n in counts], device=root.device)
+        columns = Columns(states, tokens, 1, last, rotary, window.mask, self.cache)
+        self.final[:count] = [list(self.committed.lengths) for _ in range(count)]
+        room = drafting_room(context.room, self.committed.lengths)
+        if kernel is not None and context.takes_best and self.shape.is_chain:
+            return drafted(kernel.greedy(columns, count), room)
+        logits = self._logits(columns, count) if kernel is None else kernel.logits(columns, 1, count)[1]
+        return draw_tree(logits[:, :, 0].unbind(0), self.shape, context, room)
+
+    def _logits(self, columns: Columns, count: int) -> Tensor:
+        """What depths 1 ... count say of the columns read out: [D, B, C, V]."""
+        hidden, outputs = columns.states, []
         for depth in range(1, count + 1):
-            source = self.head.source(states, hidden)
-            hidden = self.head.run(depth, source, rotary, window.mask, self.cache)
-            outputs.append(hidden[rows, last])
-            self.final[depth - 1] = list(self.committed.lengths)
+            source = self.head.source(columns.states, hidden)
+            hidden = self.head.run(depth, source, columns.rotary, columns.mask, self.cache)
+            outputs.append(picked(hidden, columns.read))
         # All depths have one output matrix: it is read once for all of them.
-        logits = self.head.logits(self.trunk, count, torch.stack(outputs, dim=1)).unbind(1)
-        return draw_tree(logits, self.shape, context, drafting_room(context.room, self.committed.lengths))
+        return self.head.logits(self.trunk, count, torch.stack(outputs))
 
     def select(self, rows: Tensor) -> None:
         self.cache.select(rows)

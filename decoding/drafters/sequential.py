@@ -3,12 +3,13 @@
 Shapes: B rows, W positions run at once, N nodes, H hidden size.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from decoding.branching import Chain
+from decoding.branching import Chain, drafted
 from decoding.cache import KVCache
 from decoding.committed import Committed
 from decoding.draft import Context, Draft, no_draft
@@ -17,6 +18,7 @@ from decoding.growth import Growth, read_growth
 from decoding.heads import need_head
 from decoding.staggered import Staggered
 from mtp import Network
+from mtp.drafting import Columns, Depths, depths_of, picked
 from mtp.sequential import Sequential
 
 
@@ -62,30 +64,39 @@ class SequentialDrafter:
             self.final[depth - 1] = [max(length - depth + 1, 0) for length in self.committed.lengths]
         return draft
 
-    def _line(self, root: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _line(self, root: Tensor, count: int) -> tuple[Tensor, Tensor, list[int]]:
         """Open slots of every row: tokens [B, W+count+1] up to the root, with places for what is drafted;
         the trunk's states [B, W, H]; the root's place in the line [B]."""
-        line, hidden, counts = self.committed.since(self.streams.lengths)
-        here = torch.tensor(counts, device=root.device)
+        line, hidden, here = self.committed.since(self.streams.lengths)
+        if len(set(here)) == 1:
+            return torch.cat([line, root[:, None], line.new_zeros(len(line), count)], dim=1), hidden, here
         line = torch.cat([line, line.new_zeros(len(line), count + 1)], dim=1)
-        line[torch.arange(len(root), device=root.device), here] = root
+        line[torch.arange(len(root), device=root.device), torch.tensor(here, device=root.device)] = root
         return line, hidden, here
 
     def _chain(self, root: Tensor, count: int, context: Context, room: list[int]) -> Draft:
         """Modules 1 ... count over all open slots, each fed the tokens that those before it drafted."""
         line, hidden, here = self._line(root, count)
-        width, rows = hidden.shape[1], torch.arange(len(root), device=root.device)
-        window = self.streams.open(width)
-        rotary = self.trunk.rotary(hidden, window.positions)
-        last = (here - 1).clamp(min=0)
-        drawn = Chain(context)
+        kernel = depths_of(self.trunk, self.head, hidden)
+        window = self.streams.open(hidden.shape[1], causal=kernel is not None)
+        rotary = kernel.angles.of(window) if kernel else self.trunk.rotary(hidden, window.positions)
+        last = torch.tensor([[max(slot - 1, 0)] for slot in here], device=root.device)
+        columns = Columns(hidden, line, 1, last, rotary, window.mask, self.streams)
+        if kernel is not None and context.takes_best:
+            return drafted(kernel.greedy(columns, count), room)
+        drawn, rows, ends = Chain(context), torch.arange(len(root), device=root.device), last[:, 0] + 1
         for depth in range(1, count + 1):
-            fed = self.trunk.embed(line[:, depth : depth + width])
-            stream = self.streams.layer(depth - 1)
-            hidden = self.head.stage(depth)(hidden, fed, rotary, window.mask, stream)
-            logits = self.head.logits(self.trunk, depth, hidden[rows, last])
-            line[rows, here + depth] = drawn.draw(logits)
+            columns = dataclasses.replace(columns, states=hidden, offset=depth)
+            hidden, logits = self._step(depth, columns, kernel)
+            line[rows, ends + depth] = drawn.draw(logits[:, 0])
         return drawn.draft(room)
+
+    def _step(self, depth: int, columns: Columns, kernel: Depths | None) -> tuple[Tensor, Tensor]:
+        """Module `depth`: its states [B, W, H] and what it says of the columns read out [B, C, V]."""
+        if kernel is None:
+            return self.head.step(self.trunk, depth, columns)
+        states, logits = kernel.logits(columns, depth)
+        return states, logits[0]
 
     def _tree(self, root: Tensor, count: int, context: Context, room: list[int]) -> Draft:
         """Modules 1 ... count over all open slots and all nodes above the depth that they draft."""
@@ -95,31 +106,25 @@ class SequentialDrafter:
         )
         tree = self.growth.begin(root, context)
         for depth in range(1, count + 1):
-            hidden = self._stage(depth, nodes, line, hidden)
-            deepest = picked(hidden, nodes.columns(nodes.latest, depth))
-            level = tree.expand(self.head.logits(self.trunk, depth, deepest))
+            columns = self._columns(depth, nodes, line, hidden)
+            hidden, logits = self._step(depth, columns, depths_of(self.trunk, self.head, columns.states))
+            level = tree.expand(logits)
             if depth < count:
                 nodes.add(level)
         return tree.draft(room)
 
-    def _stage(self, depth: int, nodes: Staggered, line: Tensor, hidden: Tensor) -> Tensor:
-        """What module `depth` makes of the states `hidden` that the one before it left in its columns."""
-        width = len(nodes.line)
-        fed = self.trunk.embed(torch.cat([line[:, depth : depth + width], nodes.tokens], dim=1))
+    def _columns(self, depth: int, nodes: Staggered, line: Tensor, hidden: Tensor) -> Columns:
+        """What module `depth` works on: states that the one before it left in its columns, and tokens."""
+        tokens = torch.cat([line[:, depth : depth + len(nodes.line)], nodes.tokens], dim=1)
         window = nodes.open(depth, self.streams)
-        rotary = self.trunk.rotary(fed, window.positions)
-        below = picked(hidden, nodes.sources(depth))
-        return self.head.stage(depth)(below, fed, rotary, window.mask, self.streams.layer(depth - 1))
+        states, read = picked(hidden, nodes.sources(depth)), nodes.columns(nodes.latest, depth)
+        rotary = self.trunk.rotary(states, window.positions)
+        return Columns(states, tokens, 0, read, rotary, window.mask, self.streams)
 
     def select(self, rows: Tensor) -> None:
         self.streams.select(rows)
         self.committed.select(rows)
         self.final = [[slots[row] for row in rows.tolist()] for slots in self.final]
-
-
-def picked(hidden: Tensor, columns: Tensor) -> Tensor:
-    """States [B, W, H] at columns [B, K] -> [B, K, H]."""
-    return hidden.gather(1, columns[..., None].expand(-1, -1, hidden.shape[2]))
 
 
 def build(

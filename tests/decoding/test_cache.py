@@ -190,3 +190,13 @@ def test_truncating_to_nothing_keeps_nothing():
 def test_truncating_to_more_than_there_is_or_less_than_nothing_is_an_error(lengths):
     with pytest.raises(ValueError, match="cannot truncate"):
         filled([[5, 6, 7]]).truncate(lengths)
+
+
+@pytest.mark.parametrize("texts", [[[5, 6, 7]], [[5, 6], [7, 8]], [[5, 6, 7], [1]]])
+def test_a_window_opened_without_the_mask_of_its_chain_is_read_as_with_it(texts):
+    """Layers that cannot do without one are given it by the trunk."""
+    cache = filled(texts)
+    chunk = [[1, 2, 3]] * len(texts)
+    masked, left_out = fed(TRUNK, cache, chunk), fed(TRUNK, cache, chunk, causal=True)
+    assert torch.equal(masked, left_out)
+    assert (cache.open(3, causal=True).mask is None) == (len(set(map(len, texts))) == 1)

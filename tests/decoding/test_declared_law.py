@@ -1,4 +1,4 @@
-"""Every drafter draws its tokens from the law that it declares: one proposal, drawn again 20,000 times.
+"""Every drafter draws its tokens from the law that it declares: one proposal, drawn again 5,000 times.
 
 A wrong q keeps greedy ids, looks good in acceptance and bends the law of the output; a test of the output
 sees it only where the verifier happens to reject enough. Here the drawn tokens themselves are counted.
@@ -24,7 +24,7 @@ from decoding.tree import ancestors
 
 SAMPLING = Sampling(temperature=0.8, top_k=5, top_p=0.93)
 PROMPTS = [[3, 1, 4, 1], [2, 0, 2, 0]]  # the last token stood before, the last two stood before
-RUNS = 10_000
+RUNS = 5_000
 
 
 @torch.inference_mode()

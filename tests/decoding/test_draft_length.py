@@ -1,11 +1,14 @@
 """Automatic draft length: as long as it pays, none where nothing is accepted, the same text in any case."""
 
+import doctest
+
 import pytest
 from drafters import drafter_for
 
+import decoding.draft_length
 from decoding import Sampling, generate
 from decoding.costs import LENGTHS, MEASURED, calibrated
-from decoding.draft_length import AutoLength, Costs, FixedLength
+from decoding.draft_length import AutoLength, Costs, FixedLength, Record
 from decoding.generate import drafter_names
 from decoding.reach import counted
 from decoding.rows import new_row
@@ -116,3 +119,49 @@ def test_nothing_is_measured_where_nothing_is_to_decode(network):
         == []
     )
     assert drafter not in MEASURED
+
+
+@pytest.mark.parametrize("slope", [0.02, 0.05, 0.1, 0.3, 1.0])
+def test_where_nothing_is_ever_accepted_drafting_costs_less_than_three_percent(slope):
+    """Of 128 tokens, and of 2,000: it stops soon and asks again ever more rarely."""
+    chosen = simulated(lambda step: 0, slope, 2000)
+    for steps in (128, 2000):
+        assert slope * sum(chosen[:steps]) < 0.03 * steps
+    assert sum(length > 0 for length in chosen[1000:]) <= 1000 // 32 + 1
+
+
+def test_a_plain_step_estimates_nothing(monkeypatch):
+    """What a policy does in a step is time that plain decoding does not spend."""
+    calls, rates = [], Record.rates
+    monkeypatch.setattr(Record, "rates", lambda *arguments: calls.append(0) or rates(*arguments))
+    chosen = simulated(lambda step: 0, 0.3, 500)
+    assert len(calls) <= sum(length > 0 for length in chosen) + 1
+
+
+def test_costs_are_looked_up_once():
+    asked = []
+
+    class Asked(Costs):
+        def __call__(self, drafted):
+            asked.append(drafted)
+            return super().__call__(drafted)
+
+    costs = Asked()
+    costs.add(0, 1.0)
+    costs.add(16, 2.0)
+    policy = AutoLength(costs)
+    for _ in range(100):
+        policy.learn(0, [0.9] * policy.ask([0])[0])
+    assert sorted(asked) == list(range(17))
+
+
+def test_the_documented_examples_hold():
+    assert doctest.testmod(decoding.draft_length).failed == 0
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.1, 0.2, 0.5])
+def test_drafting_comes_back_soon_after_it_has_begun_to_pay(slope):
+    """A probe that was accepted is followed by another, not by as many plain steps as before it."""
+    chosen = simulated(lambda step: 0 if step < 300 else 99, slope, 600)
+    pause = 4 * max(8, round(100 * slope))
+    assert AutoLength.most in chosen[300 : 300 + pause + 20]

@@ -75,6 +75,7 @@ def test_the_shipped_heads_decode_as_foretold_within_three_percent(name):
         texts = [Written(one.prompt_ids + one.token_ids, 64, 128) for some in done for one in some]
         forecast = Forecast(network, [], heads=[name], temperatures=[temperature], texts={temperature: texts})
         foretold, measured = forecast()[name][temperature].tau, tau([one for some in done for one in some])
+        print(f"{name}, temperature {temperature:g}: foretold {foretold:.4f}, measured {measured:.4f}")  # -s
         if seeds > 1:
             error = statistics.stdev(map(tau, done)) / seeds**0.5 / measured
             assert error < 0.009

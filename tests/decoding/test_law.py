@@ -1,4 +1,4 @@
-"""Sampling is exact in law: 20,000 seeded runs of the whole loop against full enumeration of three tokens."""
+"""Sampling is exact in law: thousands of seeded runs of the whole loop against three tokens' enumeration."""
 
 import pytest
 import torch

@@ -99,3 +99,12 @@ def test_the_bits_are_those_of_splitmix64s_finaliser():
     values = [0, 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15, 123456789]
     mixed = noise.mix(torch.tensor([noise.signed(value) for value in values]))
     assert [int(x) % 2**64 for x in mixed] == [reference(value) for value in values]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_few_numbers_are_made_one_by_one_with_the_bits_of_many_made_at_once(role):
+    seeds = torch.tensor([0, 9, -3, noise.SEEDS, -noise.SEEDS, 2**62 - 1])
+    for step in (0, 6, 2**40):
+        many = noise.uniforms(seeds, step, role, noise.FEW)  # more than FEW in all
+        assert torch.equal(noise.uniforms(seeds, step, role, 5), many[:, :5])
+        assert noise.uniforms(seeds, step, role, 0).shape == (6, 0)

@@ -15,7 +15,8 @@ from transformers import (
 )
 
 from decoding import Sampling, generate
-from decoding.sampling import RowSampling, draw, law
+from decoding import sampling as sampling_module
+from decoding.sampling import RowSampling, best, draw, law
 from mtp import Network, UserError
 
 V = 40
@@ -181,3 +182,35 @@ def test_a_token_of_probability_zero_is_not_drawn_at_the_ends(u):
 def test_a_law_that_does_not_quite_sum_to_one_never_draws_beyond_its_tokens(size):
     short = torch.cat([torch.full((1, size), (1 - 1e-4) / size), torch.zeros(1, 5)], dim=1)
     assert draw(short, torch.tensor([BELOW_ONE], dtype=torch.float64)).item() == size - 1
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(
+    st.lists(st.sampled_from([-math.inf, -1.0, 0.0, 2.0, math.inf, math.nan]), min_size=3, max_size=70),
+    st.sampled_from([torch.float16, torch.bfloat16, torch.float32, torch.float64]),
+)
+def test_the_best_is_torchs_argmax_whatever_the_numbers(numbers, dtype):
+    """Also where several are equal, or none is a number."""
+    scores = torch.tensor([[numbers, numbers[::-1]]], dtype=dtype)
+    assert torch.equal(best(scores), scores.argmax(-1))
+    assert torch.equal(best(scores.transpose(1, 2)), scores.transpose(1, 2).argmax(-1))
+    assert torch.equal(best(scores[0].requires_grad_()), scores[0].argmax(-1))
+
+
+@pytest.mark.parametrize("size", [5, 256, 257, 700, 5000])
+@pytest.mark.parametrize("rounded", [False, True])
+def test_top_p_among_the_likeliest_keeps_just_what_it_keeps_of_a_sorted_vocabulary(
+    monkeypatch, size, rounded
+):
+    """To the bit, ties included, whether the likeliest hold enough or not."""
+    found = []
+    for whole in (False, True):
+        if whole:
+            monkeypatch.setattr(sampling_module, "dropped_of_best", lambda *_: None)
+        for seed, spread, kept in zip(
+            range(12), (0.1, 1, 4) * 4, ((0.9, 0.3), (1.0, 0.999), (0.5, 1e-9)) * 4, strict=True
+        ):
+            logits = spread * torch.randn(2, 2, size, generator=torch.Generator().manual_seed(seed))
+            rows = [Sampling(temperature=1.0, top_p=p) for p in kept]
+            found.append(law_of(logits.round() if rounded else logits, *rows))
+    assert all(map(torch.equal, found[:12], found[12:]))

@@ -67,7 +67,7 @@ def plain_gradients(plan: Plan, rows) -> dict[str, torch.Tensor]:
     """Every loss from whole logits in one graph, and one backward pass."""
     plan.network.zero_grad()
     states = plan.states(rows)
-    total = sum(plain_loss(plan, family, states, rows) for family in plan.families(rows["tokens"], 0))
+    total = sum(plain_loss(plan, family, states, rows) for family in plan.families(rows, 0))
     total.backward()
     return {name: p.grad.clone() for name, p in plan.network.named_parameters() if p.grad is not None}
 

@@ -148,6 +148,16 @@ def test_training_rows_are_shuffled_by_seed_and_validation_rows_are_not(folder):
         assert left["documents"].dtype == torch.int64
 
 
+def test_batches_say_where_documents_are_isolated_and_their_states_have_another_name(folder):
+    mixed, alone = data(folder), data(folder, isolate=True)
+    one, two = mixed.train_dataloader(), alone.train_dataloader()
+    assert torch.equal(one.batch(0)["tokens"], two.batch(0)["tokens"])
+    assert two.batch(0)["isolated"].tolist() == [True] * len(two.batch(0)["tokens"])
+    assert "isolated" not in one.batch(0)
+    assert one.rows.key != two.rows.key
+    assert all(batch["isolated"].all() for batch in alone.val_dataloader())
+
+
 def test_validation_rows_can_be_limited(folder):
     assert sum(len(batch["tokens"]) for batch in data(folder, max_validation_rows=5).val_dataloader()) == 5
     assert list(data(folder, max_validation_rows=0).val_dataloader()) == []
@@ -194,6 +204,7 @@ def test_a_validation_file_named_is_what_validates(folder, tmp_path):
         ("seed", "a"),
         ("max_bytes", 0),
         ("states", "int8"),
+        ("isolate", "yes"),
         ("max_validation_rows", 1.5),
         ("validation_fraction", -0.1),
         ("held_out_fraction", float("nan")),

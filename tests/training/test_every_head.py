@@ -64,6 +64,26 @@ def test_padding_moves_no_loss_and_no_gradient(name, kind):
 
 
 @pytest.mark.parametrize("name", HEADS)
+def test_isolated_documents_train_as_if_each_had_a_row_of_its_own(name):
+    """Up to the rounding of rotary angles, which are float32 and begin anew in a row."""
+    plan, rows, isolated = plan_of(name), batch(), {"isolated": torch.ones(2, dtype=torch.bool)}
+    plan.network.double()
+    rows["documents"] = (torch.arange(10) >= 6).long().repeat(2, 1)
+    rows["documents"][1, 9:] = -1
+    alone = {"tokens": torch.zeros(4, 10, dtype=torch.long), "documents": torch.full((4, 10), -1)}
+    for row, (source, first, stop) in enumerate([(0, 0, 6), (0, 6, 10), (1, 0, 6), (1, 6, 9)]):
+        for key, value in alone.items():
+            value[row, : stop - first] = rows[key][source, first:stop]
+    wanted, found, mixed = (plan.measure(each, 0) for each in (alone, rows | isolated, rows))
+    for key, sums in wanted.items():
+        assert found[key].tolist() == pytest.approx(sums.tolist(), rel=1e-5), key
+    assert any(mixed[key].tolist() != pytest.approx(wanted[key].tolist(), rel=1e-2) for key in wanted)
+    moved = gradients(plan, rows | isolated)
+    for key, value in gradients(plan, alone).items():
+        torch.testing.assert_close(moved[key], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", HEADS)
 def test_an_ignored_token_at_the_end_moves_no_loss(name):
     """As an input it would be seen by what comes behind it; as a target alone it must not matter."""
     plan, rows = plan_of(name), batch()
@@ -83,7 +103,7 @@ def test_the_targets_of_every_depth_are_counted_as_a_loop_would(name):
     rows["documents"][1, 9:] = -1
     rows["mask"] = torch.rand(3, 12, generator=torch.Generator().manual_seed(1)) < 0.7
     states = plan.states(rows)
-    for family in plan.families(rows["tokens"], 0):
+    for family in plan.families(rows, 0):
         for readout in family.readouts(states):
             ahead, documents = readout.depth + 1, rows["documents"].tolist()
             count = sum(
@@ -108,9 +128,7 @@ def test_uniform_laws_cost_ln_v_at_every_depth(name):
         assert alpha == pytest.approx(targets)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"), [(n, k) for n in HEADS for k in (KINDS if n != "early_exit" else ("ce",))]
-)
+@pytest.mark.parametrize(("name", "kind"), [*CASES, *(("sequential", kind) for kind in KINDS)])
 def test_a_depth_without_targets_costs_nothing_and_its_gradient_is_finite(name, kind):
     plan, rows = plan_of(name, kind), batch(length=3)  # depths 2, 3, 4 have no target
     sums = plan.measure(rows, 0)
@@ -131,7 +149,7 @@ def test_only_the_places_before_a_trained_token_get_a_gradient():
     rows["mask"] = torch.tensor([[False, False, False, True, True, True]])
     states = plan.states(rows)
     text = plan.text(rows, states, dict.fromkeys(plan.depths, torch.tensor(1.0)))
-    for family in plan.families(rows["tokens"], 0):
+    for family in plan.families(rows, 0):
         readings = [text.reading(readout) for readout in family.readouts(states)]
         shares = [torch.tensor(1.0)] * len(readings)
         for reading, factors in zip(readings, coefficients(family, readings, shares), strict=True):

@@ -50,7 +50,7 @@ def test_they_learn_and_then_draft_what_the_trunk_says():
     fit(module, rows)
     with torch.no_grad():
         states = module.plan.states(rows)
-        families = list(module.plan.families(rows["tokens"], 0))
+        families = list(module.plan.families(rows, 0))
         for name, readout in ((f.name, r) for f in families for r in f.readouts(states)):
             matrix = trunk.model.lm_head.weight if readout.matrix is None else readout.matrix
             targets = targets_at_depth(rows["tokens"], rows["documents"], readout.depth)

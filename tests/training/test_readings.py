@@ -1,6 +1,7 @@
 """Losses read block by block against the plain formulas over whole logits."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -63,6 +64,16 @@ def test_every_kind_and_its_gradients_are_the_formulas_whatever_the_blocks(monke
     torch.testing.assert_close(read(reading, kind), expected.detach())
     found = gradient(reading, kind, factors, 3.0)
     torch.testing.assert_close([found, reading.matrix.grad], list(wanted))
+
+
+@pytest.mark.parametrize("at_once", [7, 2**26])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_normaliser_known_before_changes_nothing(monkeypatch, kind, at_once):
+    monkeypatch.setattr(readings, "LOGITS_AT_ONCE", at_once)
+    reading = case(ids=[0, 2, 3, 6])
+    known = replace(reading, normaliser=readings.normalisers(reading.law, reading.law_matrix))
+    torch.testing.assert_close(read(known, kind), read(reading, kind))
+    torch.testing.assert_close(measured(known), measured(reading))
 
 
 def test_a_fixed_matrix_gets_no_gradient():

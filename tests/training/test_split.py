@@ -1,6 +1,5 @@
+import hashlib
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -145,10 +144,10 @@ def test_the_library_splits_into_three_parts_without_near_duplicates_across(libr
     parts = split(library, cache_dir=cache)
     assert sum(map(len, parts.values())) == len(library)
     assert all(len(part) >= 10 for part in parts.values())
-    order = [document for part in parts.values() for document in part]
-    side = [name for name, part in parts.items() for _ in part]
+    order = [document for part in parts.values() for document in part][::3]  # a third costs a third
+    side = [name for name, part in parts.items() for _ in part][::3]
     pairs = near_pairs(signatures([document.text for document in order]))
-    assert len(pairs) > 100
+    assert len(pairs) > 10
     assert all(side[left] == side[right] for left, right in pairs.tolist())
 
 
@@ -159,17 +158,13 @@ def test_another_file_changes_a_split_only_through_its_cluster(cache):
     assert before == {name: [d for d in part if d.name != "new.txt"] for name, part in after.items()}
 
 
-def test_a_split_is_the_same_in_another_process(tmp_path):
-    code = (
-        "from training.split import cluster_keys\nfrom training.text import Document\n"
-        "texts = [' '.join(str((i * j * j) % 97) for j in range(100 + i // 2)) for i in range(40)]\n"
-        "documents = [Document(str(i), text) for i, text in enumerate(texts)]\n"
-    )
-    run = code + f"print(cluster_keys(documents, cache_dir={str(tmp_path / 'other')!r}))"
-    printed = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, check=True).stdout
-    names: dict = {}
-    exec(code, names)
-    assert printed.strip() == str(cluster_keys(names["documents"], cache_dir=str(tmp_path / "own")))
+def test_a_split_is_the_same_in_every_process_and_version(cache):
+    """Python's own hash differs from process to process; the network that ships was trained on this split."""
+    texts = [" ".join(str((i // 2 + 5) * j * j % 97) for j in range(90 + i)) for i in range(8)]
+    keys = cluster_keys([Document(str(i), text) for i, text in enumerate(texts)], cache_dir=cache)
+    assert keys == ["0", "0", "2", "2", "4", "4", "6", "6"]
+    assert [split_of(key, 0.3, 0.3) for key in keys[::2]] == ["validation", "train", "held_out", "train"]
+    assert hashlib.sha256(signatures(texts).tobytes()).hexdigest().startswith("cb24b5d421624be2")
 
 
 def test_prompts_are_cut_at_line_starts_one_per_document_and_always_the_same(library, cache):

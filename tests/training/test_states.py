@@ -1,5 +1,6 @@
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,7 +77,21 @@ def spying(original, asked):
     return get
 
 
-def test_another_trunk_text_or_dtype_has_files_of_its_own(tmp_path):
+def test_states_are_computed_as_the_run_computes(tmp_path):
+    """Under autocast the trunk says something else; states from disk say the same."""
+    want, made = wanted(taps=(4,)), rows()
+    under = replace(want, precision="bf16-mixed", computing=lambda: torch.autocast("cpu", torch.bfloat16))
+    for each in (want, under):
+        write_states(each, made, str(tmp_path))
+    with under.computing():
+        expected = one_pass(want, made)[4]
+    found, plain = (with_states(each, made, str(tmp_path)) for each in (under, want))
+    for row in range(len(made)):
+        torch.testing.assert_close(found[row]["state_4"], expected[row], rtol=1e-6, atol=1e-6)
+        assert not torch.allclose(plain[row]["state_4"], expected[row], atol=1e-3)
+
+
+def test_another_trunk_text_dtype_or_precision_has_files_of_its_own(tmp_path):
     base, other = wanted(), Wanted(wanted().trunk, "another trunk", (2, 4), "float32")
     folders = [
         folder_of(base, rows(), None),
@@ -84,8 +99,9 @@ def test_another_trunk_text_or_dtype_has_files_of_its_own(tmp_path):
         folder_of(base, rows(24, 4), None),
         folder_of(other, rows(), None),
         folder_of(wanted("float16"), rows(), None),
+        folder_of(replace(base, precision="bf16-mixed"), rows(), None),
     ]
-    assert len(set(folders)) == 5
+    assert len(set(folders)) == 6
 
 
 def test_a_full_disk_is_told_before_anything_is_written(tmp_path, monkeypatch):

@@ -1,0 +1,179 @@
+// Drafting in one call: a head's layers, the output matrix and the choice of tokens, one depth after the other.
+//
+// Whatever a draft says, the trunk judges it with its own weights. So the weights of heads, and of the output matrix
+// where it drafts, are kept in bfloat16: half of what there is to read. Sums are in float32.
+//
+// Shapes: B texts, W tokens of each, M = B * W, H hidden size, R rows of the output matrix, C columns read out.
+#include "kernel.cpp"
+
+// What makes logits of a state, and which tokens these are about.
+struct Output {
+    Matrix<half> rows;
+    const int64_t* ids;  // [R] tokens, ascending; null: row r is token r
+    int64_t token(int64_t row) const { return ids ? ids[row] : row; }
+};
+
+// One depth of a head.
+struct Stage {
+    const float *token_norm, *state_norm;  // of what `project` joins; null where the block reads the state itself
+    Matrix<half> project;                  // [token ; state] -> H
+    Layer<half> block;
+    const float* norm;  // before the output matrix
+};
+
+// What a call drafts, and what it works on.
+struct Depths {
+    int64_t depths;
+    const Stage* const* stages;  // by depth
+    Run run;                     // x [M, H] is what depth 1 reads; stored is by depth; y [M, H] the last depth's state
+    int64_t chained;             // whether a depth reads the one before
+    const float* embedding;      // [tokens, H]
+    int64_t* line;               // [B, line_step] texts from the first column's on: depth d = 1, 2, ... reads column + d
+    int64_t line_step;
+    const int64_t* columns;  // [B, C] columns that are read out, C = 1 where tokens are chosen
+    int64_t count;           // C
+    Output output;
+    float *read, *logits;  // [depths, B, C, H] normed; [depths, B, C, R]
+    int64_t* picks;        // [depths, B] the tokens chosen, which are fed on; null: none is
+};
+
+// The first of the best of n numbers; 0 where there is none
+static int64_t best(const float* x, int64_t n) {
+    vec most = all(-INFINITY);
+    int64_t i = 0;
+    for (; i + V <= n; i += V) most = load(x + i) > most ? load(x + i) : most;
+    float top = -INFINITY;
+    for (int lane = 0; lane < V; lane++) top = most[lane] > top ? most[lane] : top;
+    for (; i < n; i++) top = x[i] > top ? x[i] : top;
+    for (i = 0; i < n; i++)
+        if (x[i] == top) return i;
+    return 0;
+}
+
+// logits [M, R] of x [M, H], and the best token of each where they are asked for
+static void read_out(const Output& a, int64_t tokens, const float* x, float* logits, int64_t* picks) {
+    multiply(a.rows, tokens, x, nullptr, logits);
+    if (!picks) return;
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < tokens; m++) picks[m] = a.token(best(logits + m * a.rows.outputs, a.rows.outputs));
+}
+
+// joined [M, 2H] = norm(embedding of the token that stands `depth` columns on) ; norm(x)
+static void join(const Stage& a, const Depths& draft, int64_t depth, const float* x, float* joined) {
+    const int64_t n = a.block.hidden;
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < draft.run.tokens(); m++) {
+        const int64_t* line = draft.line + m / draft.run.width * draft.line_step;
+        norm(draft.embedding + line[m % draft.run.width + depth] * n, a.token_norm, n, a.block.epsilon, joined + m * 2 * n);
+        norm(x + m * n, a.state_norm, n, a.block.epsilon, joined + m * 2 * n + n);
+    }
+}
+
+// The normed states [B, C, H] of the columns that are read out
+static void pick(const Stage& a, const Depths& draft, const float* x, float* y) {
+    const int64_t n = a.block.hidden;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < draft.run.texts * draft.count; i++) {
+        const int64_t m = i / draft.count * draft.run.width + draft.columns[i];
+        norm(x + m * n, a.norm, n, a.block.epsilon, y + i * n);
+    }
+}
+
+// The tokens chosen at this depth, put into every line behind what was read
+static void feed(const Depths& draft, int64_t depth) {
+#pragma omp for schedule(static)
+    for (int64_t b = 0; b < draft.run.texts; b++)
+        draft.line[b * draft.line_step + draft.columns[b] + depth + 1] = draft.picks[(depth - 1) * draft.run.texts + b];
+}
+
+// Lower layers of the trunk as a drafter: token by token, each through `below` layers and, if one follows, through those
+// above that are kept, then the exit's norm and the output matrix.
+struct Exit {
+    int64_t nodes;                      // tokens that are run; the last one drafts nothing
+    const Layer<float>* const* layers;  // [all]
+    int64_t below, all;
+    Run run;  // of one node: x [B, H], cosines, sines, places and mask are those of the first, the others' follow
+    int64_t grows;  // slots to look at that every node adds: 1, or 0 where a mask says which
+    const float* embedding;
+    const float* norm;  // of the exit
+    float epsilon;
+    Output output;
+    float *read, *logits;  // [B, H], [B, R]
+    int64_t* tokens;       // [nodes, B] the first row is given, the others are drafted
+};
+
+// What a run of one node becomes at another
+static Run moved(const Exit& exit, int64_t node) {
+    Run run = exit.run;
+    const int64_t size = exit.layers[0]->size, rows = run.mask_step ? run.texts : 1;
+    run.cosines += node * run.angles * size;
+    run.sines += node * run.angles * size;
+    if (run.places) run.places += node * run.texts;
+    if (run.mask) run.mask += node * rows * run.slots;
+    run.first += node;
+    run.slots += node * exit.grows;
+    return run;
+}
+
+extern "C" {
+
+// Every depth of a head. The scratch of `run` has M * 3H numbers more than a layer needs.
+void draft_depths(const Depths* what) {
+    const Depths& draft = *what;
+    const Run& run = draft.run;
+    const int64_t hidden = draft.stages[0]->block.hidden, rows = run.texts * draft.count;
+    const bool fed = draft.stages[0]->token_norm;  // whether depths read tokens, so that one has to wait for the other
+    float *joined = run.scratch, *entered = joined + run.tokens() * 2 * hidden, *rest = entered + run.tokens() * hidden;
+    const Work work(draft.stages[0]->block, run.tokens(), rest);
+#pragma omp parallel
+    {
+        const Scores scores(run);
+        const float* x = run.x;
+        for (int64_t d = 0; d < draft.depths; d++) {
+            const Stage& stage = *draft.stages[d];
+            float *read = draft.read + d * rows * hidden, *logits = draft.logits + d * rows * draft.output.rows.outputs;
+            if (fed) {
+                join(stage, draft, d + 1, x, joined);
+                multiply(stage.project, run.tokens(), joined, nullptr, entered);
+            }
+            run_layer(stage.block, run, work, scores.numbers, fed ? entered : x, run.stored + 2 * d, run.y);
+            if (draft.chained) x = run.y;
+            pick(stage, draft, run.y, read);
+            if (!fed) continue;
+            read_out(draft.output, rows, read, logits, draft.picks ? draft.picks + d * rows : nullptr);
+            if (draft.picks) feed(draft, d + 1);
+        }
+        if (!fed)  // the output matrix is read once for all
+            read_out(draft.output, draft.depths * rows, draft.read, draft.logits, draft.picks);
+    }
+}
+
+// The lower layers as a drafter. The scratch of `run` has B * H numbers more than a layer needs.
+void draft_exit(const Exit* what) {
+    const Exit& exit = *what;
+    const int64_t hidden = exit.layers[0]->hidden, texts = exit.run.texts;
+    const Work work(*exit.layers[0], texts, exit.run.scratch + texts * hidden);
+    float* above = exit.run.scratch;
+    const Run last = moved(exit, exit.nodes - 1);
+#pragma omp parallel
+    {
+        const Scores scores(last);
+        for (int64_t node = 0; node < exit.nodes; node++) {
+            const Run run = moved(exit, node);
+            float *state = exit.run.y + node * texts * hidden, *x = state;
+            const int64_t* tokens = exit.tokens + node * texts;
+#pragma omp for schedule(static)
+            for (int64_t b = 0; b < texts; b++)
+                for (int64_t i = 0; i < hidden; i++) state[b * hidden + i] = exit.embedding[tokens[b] * hidden + i];
+            for (int64_t l = 0; l < (node + 1 < exit.nodes ? exit.all : exit.below); l++) {
+                float* y = l < exit.below ? state : above;
+                run_layer(*exit.layers[l], run, work, scores.numbers, x, exit.run.stored + 2 * l, y);
+                x = y;
+            }
+            if (node + 1 == exit.nodes) break;
+            norms(x, exit.norm, texts, hidden, exit.epsilon, exit.read);
+            read_out(exit.output, texts, exit.read, exit.logits, exit.tokens + (node + 1) * texts);
+        }
+    }
+}
+}

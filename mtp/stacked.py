@@ -1,0 +1,65 @@
+"""Matrices as the C++ kernels read them, row by row: in float32, and halved where they only draft.
+
+Shapes: O outputs, I inputs.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_size_t, c_void_p
+
+import torch
+from torch import Tensor, nn
+
+from mtp.kernel import Matrix
+from mtp.packed import joined_bias
+
+LARGE_PAGE, MADV_HUGEPAGE = 2**21, 14  # bytes; Linux's advice, which it may well not take
+
+
+class Stacked:
+    """The weights of some linears as one matrix, outputs one after the other; theirs become views of it."""
+
+    def __init__(self, linears: Sequence[nn.Linear]):
+        self.linears = linears
+        self.weight = in_large_pages([linear.weight.data for linear in linears], torch.float32)
+        parts = self.weight.split([linear.out_features for linear in linears])
+        for one, part in zip(linears, parts, strict=True):
+            one.weight.data = part
+        self.bias = joined_bias(linears)
+
+    def matrix(self) -> Matrix:
+        return Matrix(self.weight.data_ptr(), address(self.bias), *self.weight.shape)
+
+    def halved(self) -> "Halved":
+        return Halved(self.weight, self.bias)
+
+    def restore(self) -> None:
+        for one in self.linears:
+            one.weight.data = one.weight.data.clone()
+
+
+class Halved:
+    """A matrix [O, I] in bfloat16, which is half to read, for drafting."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None):
+        self.weight, self.bias = in_large_pages([weight], torch.bfloat16), bias
+
+    def matrix(self) -> Matrix:
+        return Matrix(self.weight.data_ptr(), address(self.bias), *self.weight.shape)
+
+
+def in_large_pages(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+    """The matrices [O, I] one under the other, in memory that may lie in large pages.
+
+    What the processor fetches ahead ends with a page: in pages of 4 KB reading weights takes a tenth longer.
+    """
+    inputs, outputs, size = parts[0].shape[1], sum(len(part) for part in parts), dtype.itemsize
+    buffer = parts[0].new_empty(outputs * inputs + 2 * LARGE_PAGE // size, dtype=dtype)
+    start = -buffer.data_ptr() % LARGE_PAGE // size
+    weight = buffer[start : start + outputs * inputs].view(outputs, inputs)
+    ctypes.CDLL(None).madvise(c_void_p(weight.data_ptr()), c_size_t(size * weight.numel()), MADV_HUGEPAGE)
+    return torch.cat(parts, out=weight) if dtype == parts[0].dtype else weight.copy_(torch.cat(parts))
+
+
+def address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
