@@ -6,23 +6,32 @@ import json
 import hydra
 import pytest
 from drafters import tiny_draft
-from omegaconf import OmegaConf
 from tiny import tiny_network
 
 import ablate
 import entry
+from ablation import rows as row_parts
+from ablation.flops import training_flops
+from ablation.plan import plan, selected
+from ablation.search import candidates, needed
+from ablation.session import Session
 from decoding.results import read_results
 from decoding.table import PACKAGES
 from mtp import UserError
 
 EXPERIMENTS = sorted(path.stem for path in (entry.CONF / "experiment" / "ablation").glob("*.yaml"))
 ROWS = ["parallel/parallel", "sequential/sequential", "sequential/ngram", "early_exit/early_exit"]
+TOOLS = ablate.tools({})
 
 
 def composed(experiment="smoke", out="somewhere", **changes):
     with hydra.initialize_config_dir(str(entry.CONF), version_base="1.3"):
         config = entry.plain(hydra.compose("ablate", [f"experiment=ablation/{experiment}", f"out={out}"]))
     return config | changes
+
+
+def planned(*arguments, **changes):
+    return plan(composed(*arguments, **changes), TOOLS)
 
 
 @pytest.fixture
@@ -33,8 +42,8 @@ def folder(tmp_path):
 
 
 def on_folder(folder, drafter="sequential", **changes):
-    config = composed(networks={"tiny": {"model": str(folder), "drafters": [drafter]}}, **changes)
-    return ablate.plan(config)[0]
+    (row,) = planned(networks={"tiny": {"model": str(folder), "drafters": [drafter]}}, **changes)
+    return row
 
 
 @pytest.fixture
@@ -42,43 +51,38 @@ def stubbed(monkeypatch):
     """Neither trains nor decodes; says which rows were measured and stops where `stop_before` says."""
     measured = []
 
-    def measure(row, config, argv):
-        if row.name == stubbed_measure.stop_before:
+    def row(self, row):
+        if row.name == row_stub.stop_before:
             raise KeyboardInterrupt
         measured.append(row.name)
-        counts = {"tau": 1.0, "alpha": None, "conditional": []}
+        counts = {"tau": 1.0, "alpha": None, "conditional": [], "identical": True}
         speed = {"draft_cost": None, "tokens_per_second": 1.0, "speedup": 1.0}
         return {
-            "id": row.id, "network": row.network, "drafter": row.drafter, "command": "c", "commit": None,
-            "seed": 0, "versions": dict.fromkeys(PACKAGES, "1"), "validation": {}, "training_tokens": None,
-            "settings": {key: config[key] for key in ablate.SETTINGS}, "machine": "m", "dtype": "float32",
-            "form": "plain", "sampled": counts,
-            "greedy": counts | speed | {"identical": True, "repeated_4grams": 0.0},
+            **row_parts.heading(row), "schema": row_parts.SCHEMA, "command": "c", "commit": None,
+            "versions": dict.fromkeys(PACKAGES, "1"), "training": None, "draft_flops": 0,
+            "settings": {key: self.config[key] for key in row_parts.SHOWN}, "machine": "m", "threads": 1,
+            "dtype": "float32", "form": "plain", "expected": None, "parameters": {"head": 0},
+            "trunk": {"loss": 1.0, "loss_alone": None, "repeated_4grams": None}, "model": "m",
+            "chosen": {"num_draft_tokens": None, "verifier": None},
+            "measured": {"greedy": counts | speed, "sampled": counts, "speedup_interval": None},
+            "predicted": {"speedup": None, "speedup_32_layers": None},
+            "timing": {"id": self.frame.timing_id},
         }  # fmt: skip
 
-    stubbed_measure = measure
-    measure.stop_before, measure.measured = None, measured
-    monkeypatch.setattr(ablate, "measure", measure)
-    monkeypatch.setattr(ablate, "ensure_trained", lambda training: None)
+    row_stub = row
+    row.stop_before, row.measured = None, measured
+    monkeypatch.setattr(Session, "row", row)
+    monkeypatch.setattr(Session, "finish", lambda self, every: None)
     monkeypatch.setattr(ablate.torch, "set_num_threads", lambda count: None)
-    return measure
-
-
-@pytest.fixture
-def training(tmp_path, monkeypatch):
-    """The training config of one network in tmp_path, with train.py stubbed: every call stands in `calls`."""
-    config = composed(out=str(tmp_path))
-    training = ablate.compose_training(config, "sequential", ["head=[sequential]"])
-    calls = []
-    monkeypatch.setattr(ablate, "train", calls.append)
-    return training, calls
+    return row
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_composes(experiment):
     config = composed(experiment)
     ablate.check_config(config)
-    assert ablate.plan(config)
+    assert plan(config, TOOLS)
+    assert len({row.id for row in plan(config, TOOLS)}) == len(plan(config, TOOLS))
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
@@ -88,11 +92,11 @@ def test_every_experiment_begins_with_its_command(experiment):
 
 
 def test_the_three_families_train_on_the_same_tokens_with_the_same_budget():
-    rows = ablate.plan(composed())
+    rows = planned()
     assert [row.name for row in rows] == ROWS
     for key in ("data", "trainer", "trunk", "seed"):
-        assert len({json.dumps(row.training[key], sort_keys=True) for row in rows}) == 1
-    assert [list(row.training["heads"]) for row in rows] == [
+        assert len({json.dumps(row.run.config[key], sort_keys=True) for row in rows}) == 1
+    assert [list(row.run.config["heads"]) for row in rows] == [
         ["parallel"],
         ["sequential"],
         ["sequential"],
@@ -101,22 +105,25 @@ def test_the_three_families_train_on_the_same_tokens_with_the_same_budget():
 
 
 def test_the_seed_of_the_ablation_is_that_of_its_trainings():
-    assert {row.training["seed"] for row in ablate.plan(composed(seed=7))} == {7}
+    assert {row.run.config["seed"] for row in planned(seed=7)} == {7}
 
 
 def test_a_row_is_another_when_anything_changes_that_its_numbers_depend_on(folder):
     known = {on_folder(folder).id}
-    changes = [{"drafter": "ngram"}, {"num_draft_tokens": 3}, {"prompts": 5}, {"seed": 1}, {"repeats": 1}]
+    changes = [{"drafter": "ngram"}, {"num_draft_tokens": 3}, {"prompts": 5}, {"seed": 1}, {"longest": 5}]
     known |= {on_folder(folder, **change).id for change in changes}
     assert len(known) == 1 + len(changes)
 
 
 def test_a_row_is_the_same_whatever_else_is_asked_for(folder):
-    assert on_folder(folder).id == on_folder(folder, out="elsewhere", only=["tiny/sequential"], again=True).id
+    assert (
+        on_folder(folder).id
+        == on_folder(folder, out="elsewhere", only=["tiny/sequential"], again=True, timed=False).id
+    )
 
 
 def test_a_trained_row_is_the_same_in_any_folder():
-    here, there = ablate.plan(composed(out="here")), ablate.plan(composed(out="there"))
+    here, there = planned(out="here"), planned(out="there")
     assert [row.id for row in here] == [row.id for row in there]
 
 
@@ -168,42 +175,102 @@ def test_a_stopped_ablation_goes_on_and_ends_with_the_same_table(tmp_path, stubb
     assert tables[0] == tables[1]
 
 
-def test_what_is_trained_already_is_not_trained_again(training):
-    config, calls = training
-    folder = ablate.Path(config["out"])
-    folder.mkdir(parents=True)
-    (folder / "provenance.json").write_text(json.dumps({"config": config | {"resume": True}}))
-    ablate.ensure_trained(config)
-    assert calls == []
+def test_rows_that_were_not_timed_are_measured_when_there_is_time(tmp_path, stubbed, monkeypatch):
+    ablate.ablate(composed(out=str(tmp_path)), [])
+    ablate.ablate(composed(out=str(tmp_path), repeats=2), [])
+    assert stubbed.measured == ROWS * 2
+    ablate.ablate(composed(out=str(tmp_path), repeats=1, timed=False), [])
+    assert stubbed.measured == ROWS * 2
 
 
-def test_a_training_that_was_stopped_goes_on(training):
-    config, calls = training
-    leave_checkpoint(config)
-    ablate.ensure_trained(config)
-    assert calls == [config | {"resume": True}]
+def test_only_may_be_a_pattern():
+    rows = planned("tiny")
+    assert {row.setting for row in selected(rows, ["frozen_trunk/*"])} == {"frozen_trunk"}
+    assert {row.drafter for row in selected(rows, ["*/ngram"])} == {"ngram"}
 
 
-def test_a_checkpoint_of_another_config_is_not_gone_on_from(training):
-    config, calls = training
-    checkpoint = leave_checkpoint(config | {"seed": 1})
-    ablate.ensure_trained(config)
-    assert calls == [config]
-    assert not checkpoint.exists()
+def test_every_setting_has_its_families_and_every_trunk_its_yardsticks():
+    rows = planned("tiny")
+    found = {(row.setting, row.network) for row in rows if row.budget == "tokens"}
+    families = {"parallel", "sequential", "sequential_repeated", "early_exit", "early_exit_dropout"}
+    for setting in ("equal_parameters", "equal_trunk"):
+        assert {network for name, network in found if name == setting} >= families | {"plain_6"}
+    assert ("joint", "all") in found
+    for trunk in {row.model for row in rows}:
+        drafters = {row.build["_target_"].split(".")[-2] for row in rows if row.model == trunk}
+        assert drafters >= {"ngram", "draft_model"}
 
 
-def leave_checkpoint(config):
-    checkpoint = ablate.Path(config["run_dir"], "checkpoints", "last.ckpt")
-    checkpoint.parent.mkdir(parents=True)
-    checkpoint.touch()
-    OmegaConf.save(OmegaConf.create(config), checkpoint.parents[1] / "config.yaml")
-    return checkpoint
+def test_equal_parameters_take_the_heads_layers_out_of_the_trunk():
+    rows = [row for row in planned("tiny") if row.setting == "equal_parameters" and row.family]
+    layers = {row.family: row.run.config["trunk"]["config"]["num_hidden_layers"] for row in rows}
+    heads = {row.family: row.run.config["heads"] for row in rows}
+    assert layers["early_exit"] == 6
+    for family in ("parallel", "sequential", "sequential_repeated"):
+        (head,) = heads[family].values()
+        assert layers[family] + head["depth"] == 6
 
 
-def test_training_tokens_are_those_of_the_run_or_unknown(training):
-    made = {"config": training[0]}
-    assert ablate.training_tokens(made) == 300 * 8 * 128
-    assert ablate.training_tokens({}) is None
+def test_equal_runs_are_made_once_whatever_they_are_called():
+    rows = {(row.setting, row.network): row for row in planned("tiny") if row.budget == "tokens"}
+    first, second = rows["equal_parameters", "early_exit"], rows["equal_trunk", "early_exit"]
+    assert first.run is second.run
+    assert (first.content, first.id == second.id) == (second.content, False)
+
+
+def test_the_reference_is_the_same_trunk_on_the_same_tokens_without_heads():
+    for row in planned("tiny"):
+        if row.alone is not None:
+            run, alone = row.run.config, row.alone.config
+            assert (alone["heads"], alone["objective"]["p_max"]) == ({}, 0.0)
+            assert alone["trunk"] == run["trunk"]
+            assert (alone["data"], alone["seed"]) == (run["data"], run["seed"])
+
+
+def test_the_heads_of_a_frozen_trunk_know_the_run_that_makes_it():
+    rows = planned("tiny")
+    grafted = [row.run.trunk for row in rows if row.setting == "frozen_trunk"]
+    assert all(trunk is grafted[0] for trunk in grafted)
+    assert any(row.run is grafted[0] for row in rows if row.network == "plain_6")
+    here, there = (planned("tiny", out=out) for out in ("here", "there"))
+    assert [row.id for row in here] == [row.id for row in there]
+
+
+def test_with_equal_flops_no_family_costs_more_than_the_cheapest_with_equal_tokens():
+    rows = [row for row in planned("tiny") if row.setting == "equal_parameters" and row.family]
+    costs = {}
+    for row in rows:
+        config = row.run.config
+        token = training_flops(ablate.skeleton(row.run.trunk_config, config["heads"]), config)
+        costs[row.budget, row.family] = (token, token * config["trainer"]["max_steps"])
+    least = min(total for (budget, _), (_, total) in costs.items() if budget == "tokens")
+    for (budget, _), (token, total) in costs.items():
+        assert budget == "tokens" or least - token < total <= least
+
+
+def test_every_family_is_searched_with_as_many_candidates_of_as_many_tokens():
+    for experiment in ("tiny", "small", "base"):
+        config = composed(experiment)
+        found = candidates(config, TOOLS)
+        counts = {}
+        for one in found:
+            counts[one.setting, one.family] = counts.get((one.setting, one.family), 0) + 1
+        assert len(set(counts.values())) == 1
+        trainer = [one.run.config["trainer"] for one in found]
+        assert len({setting["max_steps"] for setting in trainer}) == 1
+        assert {one.run.config["seed"] for one in found} == {0}
+
+
+def test_a_search_is_made_only_for_what_is_asked():
+    config = composed("tiny")
+    found, rows = candidates(config, TOOLS), planned("tiny")
+    some = needed(found, selected(rows, ["equal_trunk/parallel/*"]), config["settings"])
+    assert {(one.setting, one.family) for one in some} == {("equal_parameters", "parallel")}
+    with_flops = needed(
+        found, selected(rows, ["equal_parameters/parallel/parallel/flops"]), config["settings"]
+    )
+    assert {one.setting for one in with_flops} == {"equal_parameters"}
+    assert len({one.family for one in with_flops}) == 5
 
 
 @pytest.mark.parametrize(
@@ -229,6 +296,12 @@ def test_training_tokens_are_those_of_the_run_or_unknown(training):
         ("prompts=0", "prompts=0 is not a whole number of at least 1"),
         ("temperature=nan", "temperature=nan is not a finite number"),
         ("verifier=none", "verifier=none is not one of token, block"),
+        ("timed=maybe", "timed=maybe is not one of True, False"),
+        ("seeds=[]", "seeds=[] is not a list of seeds"),
+        ("budgets=[time]", "budgets=['time'] is not a list of tokens, flops"),
+        ("+settings.x={families: {}}", "settings.x.families is not {family: [overrides]}"),
+        ("+settings.x={families: {mine: []}}", "settings.x.families: mine is not one of"),
+        ("+settings.x={family: {}}", "settings.x has family; it may have budgets, families, search, train"),
         ("out=null", "out is missing"),
     ],
 )
@@ -247,3 +320,13 @@ def test_a_mistake_is_one_line_and_status_2_before_anything_is_done(
 def test_a_network_without_a_tokenizer_is_refused():
     with pytest.raises(UserError, match="tokenizer"):
         ablate.cut_prompts(tiny_network(), composed())
+
+
+def test_a_search_that_favours_a_family_is_refused():
+    families = {
+        "a": {"train": [], "drafters": [], "search": [[]]},
+        "b": {"train": [], "drafters": [], "search": [[], []]},
+    }
+    settings = {"x": {"families": {"a": [], "b": []}}}
+    with pytest.raises(UserError, match="as many candidates for each, but a has 1, b has 2"):
+        Session(composed(families=families, settings=settings), [], TOOLS)

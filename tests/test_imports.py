@@ -1,7 +1,8 @@
 """The import rule: who may know whom, read from the source without running it.
 
-training/ and decoding/ build on mtp/ and never on each other; mtp/ builds on neither; no package knows an
-entry point. Only the entry points and training/{data,module,callbacks,trainer}.py know Lightning or Hydra.
+training/ and decoding/ build on mtp/ and never on each other; mtp/ builds on neither; ablation/ builds on all
+three and none of them on it; no package knows an entry point. Only the entry points and
+training/{data,module,callbacks,trainer}.py know Lightning or Hydra.
 Every file is named after a subject, so none is called utils.
 """
 
@@ -13,9 +14,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FORBIDDEN = {
-    "mtp": {"training", "decoding"},
-    "decoding": {"training"},
-    "training": {"decoding"},
+    "mtp": {"training", "decoding", "ablation"},
+    "decoding": {"training", "ablation"},
+    "training": {"decoding", "ablation"},
+    "ablation": set(),
 }
 ENTRY_POINTS = {"train", "decode", "ablate", "benchmark", "objectives", "entry"}
 FRAMEWORKS = {"lightning", "lightning_fabric", "pytorch_lightning", "hydra", "omegaconf"}
@@ -102,6 +104,9 @@ def test_the_rule_is_checked_on_real_files():
         ("decoding/generate.py", "importlib.import_module('training.losses')"),
         ("decoding/generate.py", "import_module(f'training.{name}')"),
         ("mtp/network.py", "from decoding.cache import KVCache"),
+        ("decoding/table.py", "from ablation.rows import computed"),
+        ("ablation/runs.py", "from omegaconf import OmegaConf"),
+        ("ablation/session.py", "import train"),
         ("mtp/network.py", "if TYPE_CHECKING:\n    from training import losses"),
         ("mtp/network.py", "from omegaconf import OmegaConf"),
     ],
@@ -121,6 +126,7 @@ def test_a_forbidden_import_is_found(tmp_path, file, line):
         ("decoding/generate.py", "importlib.import_module(f'decoding.drafters.{name}')"),
         ("decoding/drafters/ngram.py", "from ..draft import Draft\nfrom decoding.cache import KVCache"),
         ("decode.py", "import hydra, mtp, decoding, training"),
+        ("ablation/rows.py", "import mtp, decoding, training"),
     ],
 )
 def test_an_allowed_import_is_not_found(tmp_path, file, line):

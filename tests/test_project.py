@@ -29,7 +29,7 @@ def test_no_pin_names_a_local_build():
 
 
 def test_every_package_folder_is_a_package():
-    places = (ROOT / "mtp", ROOT / "decoding", ROOT / "training")
+    places = (ROOT / "mtp", ROOT / "decoding", ROOT / "training", ROOT / "ablation")
     folders = {path.parent for place in places for path in place.rglob("*.py")}
     assert [folder for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
 

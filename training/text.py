@@ -140,7 +140,8 @@ def walk(root: Path) -> list[Path]:
     found = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
-        found += [Path(folder, name).relative_to(root) for name in files if not name.startswith(".")]
+        inside = Path(folder).relative_to(root)
+        found += [inside / name for name in files if not name.startswith(".")]
     return sorted(found, key=Path.as_posix)
 
 
