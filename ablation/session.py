@@ -17,7 +17,7 @@ from ablation import rows as row_parts
 from ablation.compared import comparisons
 from ablation.drafters import drafter_name
 from ablation.example import begun, example
-from ablation.page import page
+from ablation.page import figure, page
 from ablation.plan import NONE, Chosen, Planned, plan, selected
 from ablation.runs import ensure_trained
 from ablation.search import Candidate, best, candidates, needed, search
@@ -153,7 +153,7 @@ class Session:
         return [known[row.id] for row in every if row.id in known]
 
     def finish(self, every: list[Planned]) -> None:
-        """Comparisons, an example and the report."""
+        """Comparisons, an example, the report, and its figure for a page of text."""
         done = self.done(every)
         found = comparisons(done)
         replace(self.results.with_name("comparisons.json"), json.dumps(found, indent=1) + "\n")
@@ -163,6 +163,7 @@ class Session:
                 self.results.with_name("example.json"), json.dumps(shown_text, ensure_ascii=False, indent=1)
             )
         replace(self.results.with_name("report.html"), page(done, shown_text))
+        replace(self.results.with_name("figure.svg"), figure(done))
 
     def example(self, rows: list[Planned]) -> dict[str, Any] | None:
         """One prompt with all drafters of one trunk: of the trunk that most kinds of drafters share."""

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import hydra
 import pytest
@@ -7,8 +8,11 @@ from tiny import TINY
 
 import entry
 import objectives
+from decoding.results import read_results
 from mtp import UserError
 from objectives import table
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture
@@ -66,3 +70,12 @@ def test_an_unknown_objective_is_refused_before_anything_is_trained(config):
 def test_a_family_that_cannot_be_measured_is_refused_before_anything_is_trained(config, families, line):
     with pytest.raises(UserError, match=line):
         objectives.objectives(config | {"families": families})
+
+
+def test_the_table_in_the_docs_is_that_of_the_results():
+    folder = ROOT / "docs/objectives"
+    done = list(read_results(folder / "results.jsonl").values())
+    assert (folder / "table.md").read_text(encoding="utf-8") == table(done)
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    for row in table(done).splitlines()[2:]:
+        assert row in page

@@ -20,7 +20,7 @@ def test_an_ablation_that_was_stopped_ends_with_the_same_table(config, tmp_path,
     rows = list(read_results(out / "results.jsonl").values())
     check_rows(rows)
     assert len(read_results(out / "search.jsonl")) == 8
-    for name in ("table.md", "report.html", "comparisons.json", "example.json"):
+    for name in ("table.md", "report.html", "comparisons.json", "example.json", "figure.svg"):
         assert (out / name).stat().st_size > 100
     capsys.readouterr()
     ablate.ablate(config, [])
