@@ -106,9 +106,7 @@ def shown(rows: Sequence[Row], read: Read) -> str:
 
 def pages(root: Path = ROOT) -> list[Path]:
     """Pages that may have marks: the README and docs/, without what a program writes beside its results."""
-    own = [
-        path for path in (root / "docs").rglob("*.md") if not (path.parent / "results.jsonl").is_file()
-    ]
+    own = [path for path in (root / "docs").rglob("*.md") if not (path.parent / "results.jsonl").is_file()]
     return [root / "README.md", *sorted(own)]
 
 
