@@ -7,9 +7,12 @@ file too, and the workers wait for it.
 import pytest
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(autouse=True)
 def one_thread() -> None:
-    """One worker a core: threads of their own would only wait for each other."""
+    """One worker a core: threads of their own would only wait for each other.
+
+    Before every test, as an entry point that a test calls sets what its config says.
+    """
     import torch
 
     torch.set_num_threads(1)

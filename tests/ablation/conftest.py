@@ -25,7 +25,7 @@ def experiment(folder: Path, *overrides: str) -> dict:
     sizes = {
         "prompts": 3, "validation_prompts": 2, "prompt_tokens": 4, "max_new_tokens": 8, "longest": 3,
         "num_draft_tokens": 2, "repeats": 1, "loss_texts": 2, "loss_tokens": 12, "compile": False,
-        "packed": False,
+        "packed": False, "threads": 1,
     }  # fmt: skip
     families = {
         "parallel": {
