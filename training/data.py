@@ -3,7 +3,6 @@
 Letters: B rows a batch, T tokens a row.
 """
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from training.packing import Rows, Stream, tokenize
 from training.progress import tell
 from training.prompts import prompts
 from training.self_distilled import ContinueText, SelfDistilled
-from training.split import SPLITS, split
+from training.split import SPLITS, first_bytes, hashed, split
 from training.states import DTYPES, Wanted, WithStates, with_states, write_states
 from training.text import Document, Source
 from training.tokenizer import train_tokenizer
@@ -171,7 +170,7 @@ class TextData(lightning.LightningDataModule):
         if named is not None:
             splits["validation"] = named
         if self.max_bytes is not None:
-            splits["train"] = _first_bytes(splits["train"], self.max_bytes)
+            splits["train"] = first_bytes(splits["train"], self.max_bytes)
         return splits
 
     def _training_rows(self) -> Rows:
@@ -207,7 +206,7 @@ class TextData(lightning.LightningDataModule):
     def _stream(self, documents: list[Document]) -> Stream:
         if self.tokenizer is None:
             raise RuntimeError("attach a tokenizer before asking for a loader")
-        return tokenize(sorted(documents, key=_place), self.tokenizer, cache_dir=self.cache_dir)
+        return tokenize(sorted(documents, key=hashed), self.tokenizer, cache_dir=self.cache_dir)
 
     def _rows(self, stream: Stream, most: int | None = None) -> Rows:
         assert self.tokenizer is not None
@@ -230,26 +229,6 @@ class TextData(lightning.LightningDataModule):
         precision = self.trainer.precision_plugin
         precision.convert_module(wanted.trunk)  # half precision throughout: Lightning would do it only later
         return replace(wanted, precision=self.trainer.precision, computing=precision.forward_context)
-
-
-def _place(document: Document) -> bytes:
-    return hashlib.sha256(document.name.encode()).digest()
-
-
-def _first_bytes(documents: Sequence[Document], limit: int) -> list[Document]:
-    """Documents in the order of hashes up to `limit` bytes; the last is cut, at a line if it can be."""
-    taken: list[Document] = []
-    for document in sorted(documents, key=_place):
-        data = document.text.encode()
-        if len(data) > limit and document.messages is not None:  # a conversation is taken whole or not at all
-            return taken or [document]
-        if len(data) > limit:
-            text = data[:limit].decode(errors="ignore")
-            text = text[: text.rfind("\n") + 1] or text
-            return taken + [Document(document.name, text)] if text.strip() else taken or [document]
-        taken.append(document)
-        limit -= len(data)
-    return taken
 
 
 def _check_integer(key: str, value: object, least: int, *, optional: bool = False) -> None:

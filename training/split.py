@@ -103,3 +103,24 @@ class _Union:
     def join(self, left: int, right: int) -> None:
         left, right = sorted((self.root(left), self.root(right)))
         self.parent[right] = left
+
+
+def hashed(document: Document) -> bytes:
+    """Documents in the order of this stand in no order of their names."""
+    return hashlib.sha256(document.name.encode()).digest()
+
+
+def first_bytes(documents: Sequence[Document], limit: int) -> list[Document]:
+    """Documents in the order of hashes up to `limit` bytes; the last is cut, at a line if it can be."""
+    taken: list[Document] = []
+    for document in sorted(documents, key=hashed):
+        data = document.text.encode()
+        if len(data) > limit and document.messages is not None:  # a conversation is taken whole or not at all
+            return taken or [document]
+        if len(data) > limit:
+            text = data[:limit].decode(errors="ignore")
+            text = text[: text.rfind("\n") + 1] or text
+            return taken + [Document(document.name, text)] if text.strip() else taken or [document]
+        taken.append(document)
+        limit -= len(data)
+    return taken
