@@ -51,9 +51,8 @@ class Verifier:
     lossless: bool = True
     trees: bool = True  # whether it tests siblings
     reach: Callable[[Tensor, Draft], Tensor] | None = None  # [B, N] a chain's chances; see decoding.reach
-    certain: Callable[[Lines, Lines, Lines], tuple[Lines, list[int]]] | None = (
-        None  # `verify` for one-hot laws, as `follow`; None: it wants to see laws
-    )
+    # `verify` for one-hot laws, as `follow`; None: it wants to see laws
+    certain: Callable[[Lines, Lines, Lines], tuple[Lines, list[int]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
-"""A small random trunk of any supported architecture."""
+"""A small random trunk of any supported architecture, and what holds of every form of its weights."""
 
+import copy
+
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from mtp import Trunk
+from mtp import Trunk, UserError
 
 LAYERS = 3
 
@@ -35,3 +38,18 @@ def agree(pair: tuple[Trunk, Trunk], tokens: torch.Tensor, *, atol: float, rtol:
     assert ours.states.keys() == theirs.states.keys()
     for tap, state in theirs.states.items():
         torch.testing.assert_close(ours.states[tap], state, atol=atol, rtol=rtol)
+
+
+def gives_all_back(network, change, form):
+    """A network that `change` brings into a form cannot be saved until it is unpacked; then every module and
+    every weight is what it was, in memory of its own."""
+    modules, state = dict(network.named_modules()), copy.deepcopy(network.state_dict())
+    change(network)
+    assert network.form == form
+    with pytest.raises(UserError, match="before it is saved, moved or cast"):
+        network.state_dict()
+    network.unpack()
+    assert dict(network.named_modules()) == modules
+    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
+    stores = [weight.untyped_storage().data_ptr() for weight in network.parameters()]
+    assert len(set(stores)) == len(stores)

@@ -7,7 +7,7 @@ import shutil
 import architectures
 import pytest
 import torch
-from architectures import LAYERS, trunk_of
+from architectures import LAYERS, gives_all_back, trunk_of
 from tiny import tiny_network
 from torch import nn
 
@@ -127,16 +127,7 @@ def test_a_linear_is_itself(count):
 
 
 def test_unpacking_gives_every_module_and_weight_back():
-    network = tiny_network(tie_word_embeddings=True)
-    modules, state = dict(network.named_modules()), copy.deepcopy(network.state_dict())
-    network.compile_kernel()
-    with pytest.raises(UserError, match="before it is saved, moved or cast"):
-        network.state_dict()
-    network.unpack()
-    assert dict(network.named_modules()) == modules
-    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
-    stores = [weight.untyped_storage().data_ptr() for weight in network.parameters()]
-    assert len(set(stores)) == len(stores)
+    gives_all_back(tiny_network(tie_word_embeddings=True), Network.compile_kernel, "compiled")
 
 
 def test_one_form_takes_the_place_of_the_other():

@@ -4,13 +4,12 @@ In place of a CUDA graph stands one that calls the step again and, as graphs in 
 result where it left it before and spoils those of all others.
 """
 
-import copy
 import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
-from architectures import LAYERS, trunk_of
+from architectures import LAYERS, gives_all_back, trunk_of
 from drafters import drafter_for
 from tiny import tiny_network
 
@@ -18,7 +17,7 @@ import decode
 from decoding import generate
 from decoding.cache import KVCache
 from decoding.generate import drafter_names
-from mtp import Network, UserError, graphs
+from mtp import Network, graphs
 from mtp.fused import WIDTHS, Shared
 from mtp.graph_memory import LEAST_SLOTS, Memory
 from mtp.graphs import CapturedLayer, capture_modules, why_not
@@ -154,17 +153,7 @@ def test_a_place_is_taken_over_from_a_cache_that_is_gone():
 
 
 def test_unpacking_gives_every_module_and_weight_back():
-    network = tiny_network(tie_word_embeddings=True)
-    modules, state = dict(network.named_modules()), copy.deepcopy(network.state_dict())
-    captured(network)
-    assert network.form == "captured"
-    with pytest.raises(UserError, match="before it is saved, moved or cast"):
-        network.state_dict()
-    network.unpack()
-    assert dict(network.named_modules()) == modules
-    assert all(torch.equal(tensor, state[name]) for name, tensor in network.state_dict().items())
-    stores = [weight.untyped_storage().data_ptr() for weight in network.parameters()]
-    assert len(set(stores)) == len(stores)
+    gives_all_back(tiny_network(tie_word_embeddings=True), captured, "captured")
 
 
 def test_what_cannot_be_captured_says_why():
