@@ -21,3 +21,14 @@ def test_the_readmes_table_is_that_of_the_results():
         assert (greedy_tau, sampled_tau) == (f"{greedy['tau']:.2f}", f"{sampled['tau']:.2f}")
         assert (cost, speedup) == (f"{greedy['draft_cost']:.2f}", f"{greedy['speedup']:.2f}")
         assert greedy["identical"]
+
+
+def test_what_is_said_of_the_grafted_head_was_measured():
+    folder = ROOT / "networks/graft-smollm2"
+    measured = json.loads((folder / "held_out.json").read_text(encoding="utf-8"))
+    found = measured["standings"]["overall"]["sequential 3"]
+    assert found["identical"] == found["prompts"] == 16
+    for page in (ROOT / "README.md", folder / "README.md"):
+        assert f"τ {found['tau']:.2f}" in page.read_text(encoding="utf-8")
+    depths = " ".join(f"{share:.2f}" for share in found["conditional"])
+    assert f"accepted at depth 1, 2, 3: {depths}" in (folder / "README.md").read_text(encoding="utf-8")
