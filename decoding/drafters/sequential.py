@@ -5,6 +5,8 @@ Shapes: B rows, W positions run at once, N nodes, H hidden size.
 
 import dataclasses
 from collections.abc import Sequence
+from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,23 @@ from mtp.drafting import Columns, Depths, depths_of, picked
 from mtp.sequential import Sequential
 
 
+class Guess(NamedTuple):
+    """A chain drafted after a root at position `lengths[row]`."""
+
+    lengths: list[int]
+    tokens: list[list[int]]
+
+
+def final_slots(length: int, depth: int, right: int) -> int:
+    """How many slots a module has final that ran on all `length` of them when the first `right` tokens of
+    the draft that it was fed are those of the text.
+
+    >>> [final_slots(7, depth, 0) for depth in (1, 2, 3)], [final_slots(7, depth, 1) for depth in (1, 2, 3)]
+    ([7, 6, 5], [7, 7, 6])
+    """
+    return max(min(length, length + right - depth + 1), 0)
+
+
 class SequentialDrafter:
     """With n committed tokens and the root at position n, module k drafts token n+k from slot n-1.
 
@@ -33,7 +52,8 @@ class SequentialDrafter:
 
     Three modules ran with n = 7: modules 1, 2, 3 are final up to slots 6, 5, 4. One more token is committed,
     n = 8:
-    all three run on slots 5, 6, 7.
+    all three run on slots 5, 6, 7. Had the first drafted token become the root, module 2 would be final up to
+    slot 6 and module 3 up to slot 5, as what they were fed was right, and all three would run on slots 6, 7.
 
     In a tree a scratch slot is fed another token on every path, so its nodes lie behind these slots; see
     Staggered.
@@ -47,6 +67,7 @@ class SequentialDrafter:
         self.streams = KVCache(batch_size, self.trunk.device)  # one layer a depth
         self.committed = Committed(batch_size)
         self.final: list[list[int]] = []  # by depth and row: slots that are final
+        self.guess: Guess | None = None
 
     def extend(self, tokens: Tensor, states: dict[int, Tensor], keep: Tensor) -> None:
         self.committed.extend(tokens, states[self.trunk.num_layers], keep)
@@ -55,14 +76,28 @@ class SequentialDrafter:
         count = min(num_draft_tokens, max(context.room))
         if count <= 0 or not any(self.committed.lengths):
             return no_draft(root)
+        self._confirm(root)
         self.final += [[0] * len(root) for _ in range(count - len(self.final))]
         self.streams.lengths = [min(slots) for slots in zip(*self.final[:count], strict=True)]
         room = drafting_room(context.room, self.committed.lengths)
         grow = self._chain if self.growth.is_chain else self._tree
         draft = grow(root, count, context, room)
         for depth in range(1, count + 1):
-            self.final[depth - 1] = [max(length - depth + 1, 0) for length in self.committed.lengths]
+            self.final[depth - 1] = [final_slots(length, depth, 0) for length in self.committed.lengths]
+        if self.growth.is_chain and root.is_cpu:  # elsewhere to look at tokens is to wait for them
+            self.guess = Guess(self.committed.lengths, draft.tokens.tolist())
         return draft
+
+    def _confirm(self, root: Tensor) -> None:
+        """Slots of the last draft that were fed what has become the text are final too."""
+        if self.guess is None:
+            return
+        for row, (start, guessed, last) in enumerate(zip(*self.guess, root.tolist(), strict=True)):
+            became = [*self.committed.tokens[row, start + 1 : self.committed.lengths[row]].tolist(), last]
+            right = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(guessed, became, strict=False))))
+            for depth in range(1, len(guessed) + 1):
+                self.final[depth - 1][row] = final_slots(start, depth, right)
+        self.guess = None
 
     def _line(self, root: Tensor, count: int) -> tuple[Tensor, Tensor, list[int]]:
         """Open slots of every row: tokens [B, W+count+1] up to the root, with places for what is drafted;
@@ -124,7 +159,11 @@ class SequentialDrafter:
     def select(self, rows: Tensor) -> None:
         self.streams.select(rows)
         self.committed.select(rows)
-        self.final = [[slots[row] for row in rows.tolist()] for slots in self.final]
+        index = rows.tolist()
+        self.final = [[slots[row] for row in index] for slots in self.final]
+        if self.guess is not None:
+            lengths, tokens = self.guess
+            self.guess = Guess([lengths[row] for row in index], [tokens[row] for row in index])
 
 
 def build(
