@@ -20,11 +20,11 @@ a prompt's seconds being the median of its runs. In brackets: 95 % of what other
 would give (paired bootstrap over prompts); how far the machine's times vary is not in it. τ: tokens by
 step of the trunk. α: accepted of all tested draft tokens. Accepted at depth: of the tokens tested there.
 Same ids: prompts on which every run gave plain decoding's tokens. Promised: the speed that acceptance
-(the exact expectation on plain decoding's texts) and the measured costs of drafting and scoring allow, ×
-plain; reached: the share of it that was measured on the same prompts; where the length is automatic the
-best fixed length is promised, which a length that follows the text may beat. c: drafting one token, in
-steps of plain decoding. Category `unpredictable` is chosen so that lookup finds nothing, and is no part
-of the whole."""
+(the exact expectation on plain decoding's texts) and the measured costs of drafting, scoring and reading
+the prompt allow, × plain; reached: the share of it that was measured on the same prompts; where the
+length is automatic the best fixed length is promised, which a length that follows the text may beat. c:
+drafting one token, in steps of plain decoding. Category `unpredictable` is chosen so that lookup finds
+nothing, and is no part of the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def overall(document: Document) -> Grid:
 def promised(promise: dict[str, Any] | None) -> tuple[str, str]:
     if promise is None:
         return NONE, NONE
-    length, speedup = promise["num_draft_tokens"], promise["speedup"]
+    length, speedup = promise["num_draft_tokens"], promise["whole"]
     return f"×{speedup:.2f} with {length}", number(promise["share"], ".0%")
 
 

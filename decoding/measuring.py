@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from decoding.beginning import catching_up, prompt_seconds, with_beginning
 from decoding.contest import Build, Contender, Ours, race, warm_up
 from decoding.draft import Autoregressive
 from decoding.machine import busy
@@ -15,7 +17,7 @@ from decoding.roofline import peak_bytes, roofline
 from decoding.sampling import Sampling
 from decoding.standings import OVERALL, PLAIN, UNPREDICTABLE, ratio, result, standings
 from decoding.syncs import waits
-from decoding.theory import LONGEST, WIDTHS, prices, promise, scoring
+from decoding.theory import LONGEST, WIDTHS, Promise, prices, promise, scoring
 from mtp import Network
 
 WATCHED = 32  # tokens decoded under the profiler, which is slow
@@ -97,7 +99,7 @@ def measure(
     rows = race_all(bench, store, say, shown)
     promises = {}
     for one in bench.drafters:
-        key = bench.id("promise", one.name, bench.theory, costs["drafting"].get(one.name))
+        key = bench.id("whole promise", one.name, bench.theory, costs["drafting"].get(one.name))
         found = store.once(key, partial(promised, bench, one, rows, costs, say))
         if found["promise"] is not None:
             promises[one.name] = found["promise"]
@@ -186,9 +188,24 @@ def promised(
     )  # fmt: skip
     if found is None:
         return {"promise": None}
+    whole = whole_speedup(bench, one, chosen, costs, found)
     reached = ratio(chosen, one.name, PLAIN)["value"]
-    share = reached / found.speedup
-    return {"promise": asdict(found) | {"prompts": len(chosen), "reached": reached, "share": share}}
+    share = {"whole": whole, "reached": reached, "share": reached / whole}
+    return {"promise": asdict(found) | {"prompts": len(chosen)} | share}
+
+
+def whole_speedup(bench: Bench, one: Drafting, rows: list[Row], costs: Row, found: Promise) -> float:
+    """The promise for whole runs, in which prompts are read too."""
+    step, drafted = costs["plain_step_seconds"], found.num_draft_tokens
+    draft = costs["drafting"][one.name]["c"] * step * drafted
+    plain, promised = 0.0, 0.0
+    for row in rows:
+        ids, seconds = row["prompt_ids"], median(row["contenders"][PLAIN]["seconds"])
+        prompt = min(seconds, prompt_seconds(bench.network, ids, step))
+        own = catching_up(bench.network, ids, one.build, drafted, draft) if drafted else 0.0
+        plain += seconds
+        promised += with_beginning(seconds, prompt, own, found.speedup)
+    return plain / promised
 
 
 def first_of_each(rows: list[Row], count: int) -> list[Row]:
