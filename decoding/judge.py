@@ -13,6 +13,7 @@ from torch import Tensor
 
 from decoding.context import StepContext
 from decoding.draft import Draft, Verdict
+from mtp.trunk import TrunkOutput
 
 Lines = list[list[int]]  # one line a row
 
@@ -73,12 +74,15 @@ class Judged:
 
 
 def judge(
-    verifier: Verifier, context: StepContext, logits: Tensor, draft: Draft, *, parents: Lines, laws: bool
+    verifier: Verifier, context: StepContext, scored: TrunkOutput, draft: Draft, *, parents: Lines, laws: bool
 ) -> Judged:
-    """The verdict on logits [B, N+1, V] after root and nodes; `laws`: they are wanted
-    whatever can be done without them."""
+    """The verdict on what the trunk said after root and nodes, its logits [B, N+1, V]; `laws`: they are
+    wanted whatever can be done without them."""
+    logits = scored.logits
+    assert logits is not None
     if context.certain and verifier.certain is not None and not laws:
-        choices, tokens = to_host(context.choices(logits, draft), draft.tokens)
+        known = scored.best if context.takes_best else None
+        choices, tokens = to_host(context.choices(logits, draft) if known is None else known, draft.tokens)
         paths, following = verifier.certain(choices, tokens, parents)
         root = torch.tensor(following).to(logits.device, non_blocking=True)
         return Judged(paths, emitted(paths, tokens, following), root)

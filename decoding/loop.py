@@ -75,7 +75,7 @@ def decode(
             nodes, positions=window.positions, mask=window.mask, cache=cache,
             start=draft.exit_layer, states=draft.states, taps=drafter.taps,
         )  # fmt: skip
-        judged = judge(verifier, context, out.logits, draft, parents=parents, laws=trace is not None)
+        judged = judge(verifier, context, out, draft, parents=parents, laws=trace is not None)
         keep = judged.keep(width)
         cache.commit(keep)
         drafter.extend(nodes, out.states, keep)

@@ -22,9 +22,9 @@ from torch.nn.functional import linear
 from mtp.fast_layer import swap
 from mtp.kernel import Layer, Run, library
 from mtp.packed import refuse
-from mtp.stacked import Halved, Stacked, address
+from mtp.stacked import Quantized, Stacked, address
 
-MOST_TOKENS = 32  # beyond, torch's own products are the faster ones
+MOST_TOKENS = 128  # of all rows together; beyond, torch's own products are the faster ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class CompiledLayer(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         refuse()
 
-    def _struct(self, layer: Any, matrices: Sequence[Stacked | Halved]) -> Layer:
+    def _struct(self, layer: Any, matrices: Sequence[Stacked | Quantized]) -> Layer:
         attention, first, second = layer.self_attn, layer.input_layernorm, layer.post_attention_layernorm
         weight = lambda name: norm.weight.data_ptr() if (norm := getattr(attention, name, None)) else None  # noqa: E731
         return Layer(
@@ -135,9 +135,9 @@ class CompiledLayer(nn.Module):
             first.variance_epsilon, attention.scaling,
         )  # fmt: skip
 
-    def halved(self) -> tuple[Layer, list[Halved]]:
-        """The same layer on weights in bfloat16, which are to be kept as long as it."""
-        matrices = [stacked.halved() for stacked in self.stacked]
+    def quantized(self) -> tuple[Layer, list[Quantized]]:
+        """The same layer on quantized weights, which are to be kept as long as it."""
+        matrices = [stacked.quantized() for stacked in self.stacked]
         return self._struct(self.layer[0], matrices), matrices
 
     def restore(self) -> nn.Module:

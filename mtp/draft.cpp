@@ -1,14 +1,14 @@
 // Drafting in one call: a head's layers, the output matrix and the choice of tokens, one depth after the other.
 //
 // Whatever a draft says, the trunk judges it with its own weights. So the weights of heads, and of the output matrix
-// where it drafts, are kept in bfloat16: half of what there is to read. Sums are in float32.
+// where it drafts, are kept as bytes, a quarter of what there is to read. Sums are in float32.
 //
 // Shapes: B texts, W tokens of each, M = B * W, H hidden size, R rows of the output matrix, C columns read out.
 #include "kernel.cpp"
 
 // What makes logits of a state, and which tokens these are about.
 struct Output {
-    Matrix<half> rows;
+    Matrix<byte> rows;
     const int64_t* ids;  // [R] tokens, ascending; null: row r is token r
     int64_t token(int64_t row) const { return ids ? ids[row] : row; }
 };
@@ -16,8 +16,8 @@ struct Output {
 // One depth of a head.
 struct Stage {
     const float *token_norm, *state_norm;  // of what `project` joins; null where the block reads the state itself
-    Matrix<half> project;                  // [token ; state] -> H
-    Layer<half> block;
+    Matrix<byte> project;                  // [token ; state] -> H
+    Layer<byte> block;
     const float* norm;  // before the output matrix
 };
 
@@ -36,19 +36,6 @@ struct Depths {
     float *read, *logits;  // [depths, B, C, H] normed; [depths, B, C, R]
     int64_t* picks;        // [depths, B] the tokens chosen, which are fed on; null: none is
 };
-
-// The first of the best of n numbers; 0 where there is none
-static int64_t best(const float* x, int64_t n) {
-    vec most = all(-INFINITY);
-    int64_t i = 0;
-    for (; i + V <= n; i += V) most = load(x + i) > most ? load(x + i) : most;
-    float top = -INFINITY;
-    for (int lane = 0; lane < V; lane++) top = most[lane] > top ? most[lane] : top;
-    for (; i < n; i++) top = x[i] > top ? x[i] : top;
-    for (i = 0; i < n; i++)
-        if (x[i] == top) return i;
-    return 0;
-}
 
 // logits [M, R] of x [M, H], and the best token of each where they are asked for
 static void read_out(const Output& a, int64_t tokens, const float* x, float* logits, int64_t* picks) {

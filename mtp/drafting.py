@@ -1,8 +1,8 @@
 """Drafting with a compiled head: all its depths, or one where a law is needed of each, in one call.
 
-The call is draft.cpp's. Weights of heads, and the output matrix where it drafts, are in bfloat16 here, half
-of what there is to read: a draft may be a little off, as the trunk judges it with its own weights. (Those
-that were stored in bfloat16 are the same in both.)
+The call is draft.cpp's. Weights of heads, and the output matrix where it drafts, are quantized to eight bits
+here, a quarter of what there is to read: a draft may be a little off, as the trunk judges it with its own
+weights.
 
 Shapes: B rows, W columns, C columns read out, H hidden size, R rows of the output matrix, V vocabulary, D
 depths.
@@ -17,11 +17,8 @@ import torch
 from torch import Tensor
 
 from mtp import kernel
-from mtp.compiled import CompiledLayer, CompiledLinear
-from mtp.stacked import Halved, address
-
-MOST_DRAFTED = 128  # columns of all rows; beyond, torch's own products are hardly slower
-WIDEST = 64  # columns of a row that the kernel's attention has room for
+from mtp.compiled import MOST_TOKENS, CompiledLayer, CompiledLinear
+from mtp.stacked import Quantized, address
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +55,9 @@ class OutputRows:
         whole = linear.stacked
         self.ids, self.vocab_size = ids, len(whole.weight)
         bias = whole.bias if ids is None or whole.bias is None else whole.bias[ids]
-        self.halved = Halved(whole.weight if ids is None else whole.weight[ids], bias)
-        self.size = len(self.halved.weight)
-        self.struct = kernel.Output(self.halved.matrix(), address(ids))
+        self.quantized = Quantized(whole.weight if ids is None else whole.weight[ids], bias)
+        self.size = len(self.quantized.weight)
+        self.struct = kernel.Output(self.quantized.matrix(), address(ids))
 
     def full(self, logits: Tensor) -> Tensor:
         """Logits [..., R] -> [..., V], -inf where nothing may be drafted."""
@@ -74,11 +71,11 @@ class Stage:
     """One depth as the kernel knows it, and what its pointers point to."""
 
     def __init__(self, parts: Parts):
-        self.parts, (block, self.kept) = parts, parts.layer.halved()
+        self.parts, (block, self.kept) = parts, parts.layer.quantized()
         joined: list[Any] = [None, None, kernel.Matrix()]
         if parts.join is not None:
             token, state, linear = parts.join
-            self.project: Halved = linear.stacked.halved()
+            self.project: Quantized = linear.stacked.quantized()
             joined = [address(token.weight), address(state.weight), self.project.matrix()]
         self.struct = kernel.Stage(*joined, block, address(parts.norm.weight))
 
@@ -152,11 +149,15 @@ class Angles:
     def __init__(self, trunk: Any):
         self.rotary, self.like, self.known = trunk.rotary, trunk.model.model.embed_tokens.weight, 0
 
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B or 1, W, D] of any positions [B or 1, W]."""
+        return self.rotary(self.like, positions)
+
     def of(self, window: Any) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [B or 1, W, D] of a KVCache's window."""
+        """Of a KVCache's window."""
         positions = window.positions
-        if window.slots is not None:
-            return self.rotary(self.like, positions)
+        if window.slots is not None:  # not one after the other
+            return self.at(positions)
         first, size = window.first, window.first + positions.shape[1]
         if size > self.known:
             self.known = 2 * size
@@ -169,7 +170,7 @@ def output_rows(trunk: Any, ids: Tensor | None) -> OutputRows:
     return kept(linear, ("rows", id(ids)), lambda: OutputRows(linear, ids))
 
 
-def kept(linear: CompiledLinear, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+def kept(linear: CompiledLinear, key: Any, make: Callable[[], Any]) -> Any:
     """What was made for a compiled trunk, which lives as long as that form does."""
     if key not in linear.made:
         linear.made[key] = make()
@@ -182,7 +183,7 @@ def depths_of(trunk: Any, head: Any, states: Tensor) -> Depths | None:
     That is where the network is not compiled, the head has no layers, or the columns are too many.
     """
     linear, (batch, width) = trunk.model.lm_head, states.shape[:2]
-    if not isinstance(linear, CompiledLinear) or width > min(WIDEST, MOST_DRAFTED // batch):
+    if not isinstance(linear, CompiledLinear) or batch * width > MOST_TOKENS:
         return None
     return kept(linear, ("depths", id(head)), lambda: (head, new_depths(trunk, head)))[1]
 

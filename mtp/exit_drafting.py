@@ -1,7 +1,7 @@
 """Greedy drafting with the lower layers of a compiled trunk: all tokens of an early exit in one call.
 
 Layers keep their own weights, so keys and states are the very bits that scoring would give; only the output
-matrix is halved. Shapes: B rows, S slots, H hidden size, D head dimension.
+matrix is quantized. Shapes: B rows, S slots, H hidden size, D head dimension.
 """
 
 from collections.abc import Sequence

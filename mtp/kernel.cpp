@@ -10,6 +10,9 @@
 #include <cstdint>
 #include <cstdlib>
 #include <utility>
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
 
 #ifdef __AVX512F__
 constexpr int V = 16, TOKENS = 8, SUMS = 28;  // numbers in a register; tokens that share one load of a weight;
@@ -19,19 +22,21 @@ constexpr int V = 8, TOKENS = 4, SUMS = 8, AHEAD = 1;
 #endif
 constexpr int ROWS = 4;   // outputs computed side by side
 constexpr int SLOTS = 4;  // keys that share one load of a query
+constexpr int MOST = 128;  // queries of a text, see MOST_TOKENS in compiled.py
 
 typedef float vec __attribute__((vector_size(4 * V), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * V), aligned(4)));
-typedef uint16_t half;  // a bfloat16: the upper half of a float32
-typedef half halves __attribute__((vector_size(2 * V), aligned(2)));
+typedef int8_t byte;  // a whole number that its row's scale makes a weight
+typedef byte bytes __attribute__((vector_size(V), aligned(1)));
 
 static inline vec load(const float* p) { return *(const vec*)p; }
-static inline vec load(const half* p) { return (vec)(__builtin_convertvector(*(const halves*)p, ints) << 16); }
-static inline float number(float x) { return x; }
-static inline float number(half x) {
-    union { uint32_t bits; float value; } whole = {(uint32_t)x << 16};
-    return whole.value;
-}
+#ifdef __AVX512F__  // compilers take the general way apart
+static inline vec load(const byte* p) { return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+#elif defined(__AVX2__)
+static inline vec load(const byte* p) { return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+#else
+static inline vec load(const byte* p) { return __builtin_convertvector(__builtin_convertvector(*(const bytes*)p, ints), vec); }
+#endif
 static inline void store(float* p, vec x) { *(vec*)p = x; }
 static inline vec all(float x) { return x - vec{}; }
 
@@ -83,10 +88,11 @@ static inline vec exponential(vec x) {
     return x < all(-87.0f) ? vec{} : e * (vec)power;
 }
 
-// Weights are float, or half where they only draft.
+// Weights are float, or bytes where they only draft.
 template <class Number>
 struct Matrix {
     const Number* weight;  // [outputs, inputs]
+    const float* scale;    // [outputs], of bytes
     const float* bias;     // [outputs] or null
     int64_t outputs, inputs;
 };
@@ -100,8 +106,8 @@ static inline void dots(const Matrix<Number>& a, const float* x, const float* ad
     const Number* w = a.weight + row * n;
     constexpr int TOGETHER = power_of_two(M * R < V ? M * R : V), STEP = V / TOGETHER;
     constexpr int ROUND = (M * R + TOGETHER - 1) / TOGETHER * TOGETHER;
-    // Blocks to fetch ahead: rows are too short for the processor to foresee, those of halves shorter still.
-    constexpr bool SHORT = sizeof(Number) == sizeof(half);
+    // Blocks to fetch ahead: rows are too short for the processor to foresee, those of bytes shorter still.
+    constexpr bool SHORT = sizeof(Number) == sizeof(byte);
     constexpr int BLOCKS = SHORT ? 4 : M == TOKENS ? AHEAD : 1, LEVEL = !SHORT && BLOCKS > 1 ? 2 : 3;
     vec parts[ROUND] = {};
     int64_t i = 0;
@@ -109,7 +115,7 @@ static inline void dots(const Matrix<Number>& a, const float* x, const float* ad
         vec part[R];
         for (int r = 0; r < R; r++) {
             part[r] = load(w + r * n + i);
-            if (FIRST) __builtin_prefetch(w + (BLOCKS * ROWS + r) * n + i, 0, LEVEL);
+            if (FIRST && (!SHORT || i % 64 == 0)) __builtin_prefetch(w + (BLOCKS * ROWS + r) * n + i, 0, LEVEL);
         }
         for (int m = 0; m < M; m++) {
             vec token = load(x + m * n + i);
@@ -121,8 +127,10 @@ static inline void dots(const Matrix<Number>& a, const float* x, const float* ad
     for (int m = 0; m < M; m++) {
         float* total = totals + m * R * STEP;
         for (int64_t j = i; j < n; j++)
-            for (int r = 0; r < R; r++) total[r * STEP] = std::fma(x[m * n + j], number(w[r * n + j]), total[r * STEP]);
+            for (int r = 0; r < R; r++) total[r * STEP] = std::fma(x[m * n + j], (float)w[r * n + j], total[r * STEP]);
         const int64_t to = m * a.outputs + row;
+        if constexpr (SHORT)
+            for (int r = 0; r < R; r++) total[r * STEP] *= a.scale[row + r];
         if (a.bias)
             for (int r = 0; r < R; r++) total[r * STEP] += a.bias[row + r];
         if (add)
@@ -321,11 +329,11 @@ static inline void gather(const Queries& a, int64_t first, int64_t last, int64_t
 }
 
 // softmax(q k) v of every query; keys and values are taken in tiles that stay in the processor's cache while all
-// queries look at them. count is at most 64.
+// queries look at them. count is at most MOST.
 static void attend(const Queries& a, float* scores) {
     constexpr int64_t TILE = 64;
     const int64_t row = (a.slots + V - 1) / V * V;
-    float whole[64];
+    float whole[MOST];
     for (int64_t i = 0; i < a.count * row; i++) scores[i] = -INFINITY;
     for (int64_t s = 0; s < a.slots; s += TILE) score(a, s, s + TILE < a.slots ? s + TILE : a.slots, row, scores);
     for (int64_t w = 0; w < a.count; w++) {
@@ -429,6 +437,47 @@ static void run_layer(const Layer<Number>& a, const Run& run, const Work& work, 
     multiply(a.down, tokens, work.product, work.middle, y);
 }
 
+// The first of the best of n numbers; 0 where there is none
+static int64_t best(const float* x, int64_t n) {
+    vec most = all(-INFINITY);
+    int64_t i = 0;
+    for (; i + V <= n; i += V) most = load(x + i) > most ? load(x + i) : most;
+    float top = -INFINITY;
+    for (int lane = 0; lane < V; lane++) top = most[lane] > top ? most[lane] : top;
+    for (; i < n; i++) top = x[i] > top ? x[i] : top;
+    for (i = 0; i < n; i++)
+        if (x[i] == top) return i;
+    return 0;
+}
+
+// A pass over the trunk: what goes before and after its layers.
+struct Pass {
+    Run run;
+    const int64_t* tokens;  // [M], embedded into run.x; null: it is there already
+    const float* embedding;  // [vocabulary, H]
+    int64_t vocabulary;
+    const float* norm;  // after the last layer; null: the layers are all
+    float epsilon;
+    float* normed;  // [M, H]
+    Matrix<float> output;
+    float* logits;  // [M, outputs]; null: they are not asked for
+    int64_t* best;  // [M] the best token of each
+};
+
+// Layers from `layer` on; to be called by all threads. What the last one left.
+static const float* run_all(const Layer<float>* layer, const Run& run) {
+    const int64_t numbers = run.tokens() * layer->hidden;
+    const Work work(*layer, run.tokens(), run.scratch);
+    const Scores scores(run);
+    const float* x = run.x;
+    for (int64_t l = 0; l < run.layers; l++, layer = layer->next) {
+        float* y = run.y + run.ends[l] * numbers;
+        run_layer(*layer, run, work, scores.numbers, x, run.stored + 2 * l, y);
+        x = y;
+    }
+    return x;
+}
+
 extern "C" {
 
 void product(const Matrix<float>* a, int64_t tokens, const float* x, float* y) {
@@ -443,19 +492,33 @@ void normalize(const float* weight, int64_t tokens, int64_t n, float epsilon, co
 
 // Layers from `layer` on.
 void run_layers(const Layer<float>* layer, const Run* what) {
-    const Run& run = *what;
-    const int64_t numbers = run.tokens() * layer->hidden;
-    const Work work(*layer, run.tokens(), run.scratch);
+#pragma omp parallel
+    run_all(layer, *what);
+}
+
+// The place of a token beyond the vocabulary, before anything is done; -1 where there is none.
+int64_t score(const Layer<float>* layer, const Pass* what) {
+    const Pass& pass = *what;
+    const int64_t tokens = pass.run.tokens(), hidden = layer->hidden;
+    for (int64_t m = 0; pass.tokens && m < tokens; m++)
+        if (pass.tokens[m] < 0 || pass.tokens[m] >= pass.vocabulary) return m;
 #pragma omp parallel
     {
-        const Scores scores(run);
-        const float* x = run.x;
-        const Layer<float>* next = layer;
-        for (int64_t l = 0; l < run.layers; l++, next = next->next) {
-            float* y = run.y + run.ends[l] * numbers;
-            run_layer(*next, run, work, scores.numbers, x, run.stored + 2 * l, y);
-            x = y;
+        if (pass.tokens) {
+#pragma omp for schedule(static)
+            for (int64_t m = 0; m < tokens; m++)
+                for (int64_t i = 0; i < hidden; i++)
+                    ((float*)pass.run.x)[m * hidden + i] = pass.embedding[pass.tokens[m] * hidden + i];
+        }
+        const float* x = run_all(layer, pass.run);
+        if (pass.norm) norms(x, pass.norm, tokens, hidden, pass.epsilon, pass.normed);
+        if (pass.logits) {
+            multiply(pass.output, tokens, pass.normed, nullptr, pass.logits);
+#pragma omp for schedule(static)
+            for (int64_t m = 0; m < tokens; m++)
+                pass.best[m] = best(pass.logits + m * pass.output.outputs, pass.output.outputs);
         }
     }
+    return -1;
 }
 }

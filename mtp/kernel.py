@@ -31,7 +31,10 @@ FLAGS = (
 class Matrix(Structure):
     """kernel.cpp's struct of that name."""
 
-    _fields_ = [("weight", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]
+    _fields_ = [
+        *((name, c_void_p) for name in ("weight", "scale", "bias")),
+        *((name, c_int64) for name in ("outputs", "inputs")),
+    ]
 
 
 class Layer(Structure):
@@ -62,6 +65,21 @@ class Run(Structure):
         ("mask_step", c_int64),
         ("ends", POINTER(c_int64)),
         *((name, c_void_p) for name in ("scratch", "y")),
+    ]
+
+
+class Pass(Structure):
+    """kernel.cpp's struct of that name."""
+
+    _fields_ = [
+        ("run", Run),
+        *((name, c_void_p) for name in ("tokens", "embedding")),
+        ("vocabulary", c_int64),
+        ("norm", c_void_p),
+        ("epsilon", c_float),
+        ("normed", c_void_p),
+        ("output", Matrix),
+        *((name, c_void_p) for name in ("logits", "best")),
     ]
 
 
@@ -147,6 +165,8 @@ def library() -> ctypes.CDLL:
     lib.product.argtypes = [POINTER(Matrix), number, pointer, pointer]
     lib.run_layers.argtypes = [POINTER(Layer), POINTER(Run)]
     lib.normalize.argtypes = [pointer, number, number, c_float, pointer, pointer]
+    lib.score.argtypes = [POINTER(Layer), POINTER(Pass)]
+    lib.score.restype = number
     lib.draft_depths.argtypes = [POINTER(Depths)]
     lib.draft_exit.argtypes = [POINTER(Exit)]
     for function in (lib.product, lib.run_layers, lib.normalize, lib.draft_depths, lib.draft_exit):

@@ -13,6 +13,7 @@ from mtp.compiled import CompiledLayer
 from mtp.errors import UserError
 from mtp.fast_layer import FastLayer, additive
 from mtp.graphs import CapturedLayer
+from mtp.scoring import scorer_of
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 # These rescale the rotary frequencies by the length seen so far: a token's key then depends on later text.
@@ -35,6 +36,7 @@ class TrunkOutput:
         int, Tensor
     ]  # tap -> [B, T, H]; tap l is the state after l layers, tap L after the final norm
     logits: Tensor | None  # [B, T, V]
+    best: Tensor | None = None  # [B, T] the first of the best tokens, where it is known
 
 
 class Trunk(nn.Module):
@@ -174,6 +176,13 @@ class Trunk(nn.Module):
     ) -> TrunkOutput:
         """Score tokens [B, T]. With `start` > 0 their `states` [B, T, H] after that many layers are given and
         only the layers above run."""
+        if keep is None and (scorer := scorer_of(self, start, tokens, mask, cache)):
+            if positions is None:
+                positions = torch.arange(tokens.shape[1])[None]
+            found = scorer(
+                tokens, start, states, positions=positions, mask=mask, cache=cache, taps=taps, logits=logits
+            )
+            return TrunkOutput(*found)
         hidden = self.embed(tokens) if states is None else states
         hidden, tapped = self.run(
             hidden, start, self.num_layers, positions=positions, mask=mask, cache=cache, taps=taps, keep=keep

@@ -31,6 +31,19 @@ def trunk_of(model_type: str, **options) -> Trunk:
     return Trunk(model)
 
 
+@torch.no_grad()
+def quantizable(network):
+    """The same network with weights that stay what they are when they are quantized: whole numbers up to 127,
+    which every row has, times a power of two."""
+    for weight in network.parameters():
+        if weight.dim() == 2:
+            scale = 2 ** (weight.abs().amax(1, keepdim=True) / 127).log2().ceil()
+            whole = (weight / scale).round()
+            most = whole.abs().argmax(1, keepdim=True)
+            weight.copy_(whole.scatter(1, most, 127 * whole.gather(1, most).sign()) * scale)
+    return network
+
+
 def agree(pair: tuple[Trunk, Trunk], tokens: torch.Tensor, *, atol: float, rtol: float, **options) -> None:
     """Two trunks give the same logits and the same states after every layer."""
     theirs, ours = (trunk(tokens, taps=tuple(range(LAYERS + 1)), **options) for trunk in pair)

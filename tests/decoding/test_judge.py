@@ -15,6 +15,7 @@ from decoding.generate import build_drafter
 from decoding.loop import VERIFIERS
 from decoding.sampling import RowSampling
 from decoding.tree import is_chain
+from mtp.trunk import TrunkOutput
 
 V = 5
 PROMPTS = [[1, 2, 3, 4], [5], [7, 8, 9, 7, 8, 9, 7, 8]]
@@ -73,7 +74,8 @@ def agree(rule, context, logits, draft):
     """The verdict from ids and the one from laws are the same."""
     parents = draft.parents.tolist()
     ids, laws = (
-        judge.judge(rule, context, logits, draft, parents=parents, laws=laws) for laws in (False, True)
+        judge.judge(rule, context, TrunkOutput({}, logits), draft, parents=parents, laws=laws)
+        for laws in (False, True)
     )
     assert ids.seen is None
     assert laws.seen is not None

@@ -7,14 +7,14 @@ import shutil
 import architectures
 import pytest
 import torch
-from architectures import LAYERS, gives_all_back, trunk_of
+from architectures import LAYERS, gives_all_back, quantizable, trunk_of
 from tiny import tiny_network
 from torch import nn
 
 from decoding import Sampling, generate
 from decoding.cache import KVCache
 from mtp import Network, UserError, kernel
-from mtp.compiled import CompiledLinear
+from mtp.compiled import MOST_TOKENS, CompiledLinear
 from mtp.kernel import why_not
 from mtp.trunk import ARCHITECTURES
 
@@ -57,7 +57,21 @@ def test_any_mask_and_any_positions_are_obeyed(pair):
 
 @torch.no_grad()
 def test_a_text_beyond_the_kernels_size_goes_through_torch(pair):
-    agree(pair, TOKENS.repeat(1, 4))
+    agree(pair, TOKENS.repeat(1, MOST_TOKENS // 16 + 1))
+
+
+@torch.no_grad()
+def test_the_first_of_the_best_tokens_comes_with_logits(pair):
+    out = pair[1](TOKENS)
+    assert torch.equal(out.best, out.logits.argmax(-1))
+    assert pair[1](TOKENS, logits=False).best is None
+
+
+@torch.no_grad()
+def test_a_token_beyond_the_vocabulary_is_told_before_anything_is_read(pair):
+    for wrong in (-1, 64):
+        with pytest.raises(IndexError, match=f"token {wrong} is not one of 64"):
+            pair[1](torch.tensor([[1, wrong]]))
 
 
 @pytest.mark.parametrize("start", range(LAYERS + 1))
@@ -109,9 +123,7 @@ def test_what_a_token_gets_does_not_depend_by_a_bit_on_how_many_are_scored_with_
 @pytest.mark.parametrize("drafter", ["none", "sequential", "parallel", "eagle"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_compiled_network_decodes_what_it_did_before(drafter, temperature):
-    network = tiny_network()
-    for parameter in network.parameters():  # numbers that bfloat16 holds, in which compiled heads draft
-        parameter.data = parameter.bfloat16().float()
+    network = quantizable(tiny_network())  # as compiled heads draft with quantized weights
     options = {"drafter": drafter, "sampling": Sampling(temperature=temperature), "max_new_tokens": 30}
     before = [out.token_ids for out in generate(network, PROMPTS, **options)]
     assert network.compile_kernel() is None
@@ -119,7 +131,7 @@ def test_a_compiled_network_decodes_what_it_did_before(drafter, temperature):
     assert [out.token_ids for out in generate(network, PROMPTS, **options)] == before
 
 
-@pytest.mark.parametrize("count", [1, 3, 32, 33])
+@pytest.mark.parametrize("count", [1, 3, MOST_TOKENS, MOST_TOKENS + 1])
 @torch.no_grad()
 def test_a_linear_is_itself(count):
     linear, x = nn.Linear(19, 21), torch.randn(count, 19)

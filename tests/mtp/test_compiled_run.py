@@ -11,6 +11,7 @@ from decoding import generate
 from decoding.cache import KVCache
 from mtp import Network
 from mtp.compiled import CompiledLayer
+from mtp.scoring import Scorer
 from mtp.trunk import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -116,10 +117,11 @@ def test_the_cache_holds_what_the_architectures_own_layers_would_have_left_in_it
 
 
 @torch.no_grad()
-def test_a_run_of_layers_is_one_call(pair, monkeypatch):
+def test_a_pass_over_the_trunk_is_one_call(pair, monkeypatch):
     trunk, calls = pair[1], []
-    run = CompiledLayer.run
-    monkeypatch.setattr(CompiledLayer, "run", lambda *args: calls.append(0) or run(*args))
+    scored = Scorer.__call__
+    monkeypatch.setattr(Scorer, "__call__", lambda *args, **given: calls.append(0) or scored(*args, **given))
+    monkeypatch.setattr(CompiledLayer, "run", None)
     monkeypatch.setattr(CompiledLayer, "forward", None)
     score(trunk, filled(trunk, [0]), TOKENS[:1, :3])
     assert len(calls) == 2  # the prompt and the nodes

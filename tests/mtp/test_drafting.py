@@ -1,6 +1,6 @@
 """A head drafts in one call what its modules say one by one; an early exit leaves the trunk's own bits.
 
-Weights here are numbers that bfloat16 holds, but where the test is about what it does not hold.
+Weights here stay what they are when they are quantized, but where the test is about what that changes.
 """
 
 import copy
@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 import torch
-from architectures import trunk_of
+from architectures import quantizable, trunk_of
 from tiny import tiny_network, tiny_trunk
 
 from decoding import Sampling, generate
@@ -34,14 +34,6 @@ VARIANTS = [
 ]
 
 
-def rounded(network):
-    """The same network with numbers that bfloat16 holds."""
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter.copy_(parameter.bfloat16())
-    return network
-
-
 @functools.lru_cache
 def pair(index):
     return both(*VARIANTS[index])
@@ -50,7 +42,7 @@ def pair(index):
 def both(name, options, trunk=None):
     """A network with one head as it is, and compiled."""
     trunk = trunk or tiny_trunk()
-    plain = rounded(Network(trunk, {name: build_head(name, trunk, **options)}).eval())
+    plain = quantizable(Network(trunk, {name: build_head(name, trunk, **options)}).eval())
     ours = copy.deepcopy(plain)
     assert ours.compile_kernel() is None
     return plain, ours
@@ -140,15 +132,15 @@ def test_of_equal_best_tokens_the_first_is_drafted():
     ours = both("parallel", {})[1]
     columns = columns_of(ours, [9], 3, 1, True)
     kernel = depths_of(ours.trunk, ours.heads["parallel"], columns.states)
-    kernel.output.halved.weight.copy_(kernel.output.halved.weight[7].clone())
-    kernel.output.halved.weight[:5] = -kernel.output.halved.weight[7]
+    kernel.output.quantized.weight.copy_(kernel.output.quantized.weight[7].clone())
+    kernel.output.quantized.weight[:5] = -kernel.output.quantized.weight[7]
     logits = kernel.logits(columns, 1)[1][0, 0, 0]
     tokens = kernel.greedy(dataclasses.replace(columns, read=columns.read[:, :1]), 1)
     assert tokens.item() == (5 if logits[7] > 0 else 0)
 
 
 @torch.inference_mode()
-def test_what_bfloat16_does_not_hold_moves_logits_a_little_only():
+def test_quantizing_moves_logits_a_little_only():
     network = tiny_network()
     ours = copy.deepcopy(network)
     assert ours.compile_kernel() is None
@@ -165,7 +157,7 @@ def test_what_bfloat16_does_not_hold_moves_logits_a_little_only():
 @torch.inference_mode()
 def test_an_early_exit_in_one_call_leaves_the_trunks_own_bits(lengths, above):
     """Token by token through `Trunk.run`, which scores too: same states, same keys, the same tokens."""
-    trunk = rounded(Network(tiny_trunk(layers=5))).trunk
+    trunk = quantizable(Network(tiny_trunk(layers=5))).trunk
     assert Network(trunk).compile_kernel() is None
     rows, count, below = len(LENGTHS[lengths]), 3, 2
     caches = []
@@ -213,7 +205,7 @@ DECODED = [
 )
 def test_a_compiled_network_drafts_what_it_drafted_before(name, options, sampling):
     """Rows of all lengths, alone and together; the counts agree, so each draft was as good as before."""
-    network = rounded(tiny_network())
+    network = quantizable(tiny_network())
     prompts = [TEXT, TEXT[:1], TEXT[4:]]
 
     def runs():
@@ -230,7 +222,7 @@ def test_a_compiled_network_drafts_what_it_drafted_before(name, options, samplin
 
 
 def test_what_was_made_for_a_compiled_network_goes_with_that_form():
-    network = rounded(tiny_network())
+    network = quantizable(tiny_network())
     drafter = build_drafter(network, "sequential")
     run = lambda: generate(network, TEXT, drafter=drafter, max_new_tokens=12)[0].token_ids  # noqa: E731
     before, head, states = run(), network.heads["sequential"], torch.zeros(1, 1, 32)
@@ -244,17 +236,17 @@ def test_what_was_made_for_a_compiled_network_goes_with_that_form():
 
 
 def test_more_rows_than_the_kernel_is_for_go_through_the_modules():
-    network = rounded(tiny_network())
+    network = quantizable(tiny_network())
     options = {"drafter": "sequential", "max_new_tokens": 6}
     before = [out.token_ids for out in generate(network, [TEXT] * 40, **options)]
     assert network.compile_kernel() is None
     head, states = network.heads["sequential"], torch.zeros(40, 4, network.trunk.hidden_size)
     assert depths_of(network.trunk, head, states) is None
     assert depths_of(network.trunk, head, states[:32]) is not None
-    for width, known in ((64, True), (65, False)):
+    for width, known in ((128, True), (129, False)):
         assert (depths_of(network.trunk, head, torch.zeros(1, width, 32)) is not None) == known
     norm = network.trunk.model.model.norm
-    assert [exit_of(network.trunk, 2, (), norm, batch) is None for batch in (1, 33)] == [False, True]
+    assert [exit_of(network.trunk, 2, (), norm, batch) is None for batch in (1, 129)] == [False, True]
     found = generate(network, [TEXT] * 40, **options)
     assert [out.token_ids for out in found] == before
 
