@@ -106,7 +106,8 @@ def shown(rows: Sequence[Row], read: Read) -> str:
 
 def pages(root: Path = ROOT) -> list[Path]:
     """Pages that may have marks: the README and docs/, without what a program writes beside its results."""
-    own = [path for path in (root / "docs").rglob("*.md") if not (path.parent / "results.jsonl").is_file()]
+    made = lambda path: (path.parent / "results.jsonl").is_file() or path.with_suffix("").is_dir()  # noqa: E731
+    own = [path for path in (root / "docs").rglob("*.md") if not made(path)]
     return [root / "README.md", *sorted(own)]
 
 

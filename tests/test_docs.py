@@ -14,6 +14,7 @@ import pytest
 
 import entry
 from ablation.page_numbers import BLOCK, pages, written
+from decoding.benchmark_page import chapters, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [path for path in pages(ROOT) if path.name != "README.md" or path.parent.name == "docs"]
@@ -68,6 +69,16 @@ def test_no_other_table_has_measured_numbers(path):
     text = BLOCK.sub("", path.read_text(encoding="utf-8"))
     tables = [line for line in text.splitlines() if line.startswith("|")]
     assert [line for line in tables if MEASURED.search(line)] == []
+
+
+def test_the_page_of_benchmarks_is_what_their_files_say():
+    page = chapters((ROOT / "docs/benchmarks.md").read_text(encoding="utf-8"))
+    assert not MEASURED.search(page.pop(""))  # an introduction, in words
+    said: dict[str, str] = {}
+    for file in (ROOT / "docs/benchmarks").glob("*.json"):
+        said |= chapters(markdown(json.loads(file.read_text(encoding="utf-8"))))
+    said.pop("")
+    assert page == said
 
 
 def test_a_number_that_is_changed_by_hand_is_found():
