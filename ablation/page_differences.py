@@ -1,11 +1,10 @@
 """Differences between families on one view, seed by seed."""
 
 from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 
-from ablation.intervals import PERCENT, draws
+from ablation.intervals import of_difference
 from ablation.page_groups import Group, View
 from ablation.page_readings import Read, deep_acceptance, deep_counts, loss_change
 
@@ -41,31 +40,9 @@ def deeper_over_prompts(mode: str) -> Callable[[View], list[float] | None]:
         sizes = {len(found[seed]) for found in (more, less) for seed in seeds}
         if len(sizes) != 1 or 0 in sizes:
             return None
-        return over_draws(*(np.array([found[seed] for seed in seeds]) for found in (more, less)))
+        return of_difference(*(np.array([found[seed] for seed in seeds]) for found in (more, less)))
 
     return between
-
-
-def over_draws(first: np.ndarray, second: np.ndarray) -> list[float] | None:
-    """95 % of the difference of two ratios of sums [S, P, 2], when seeds and prompts are drawn anew:
-    ablation.intervals.of_difference with all draws at once."""
-    seeds, prompts = first.shape[:2]
-    if prompts < 2:
-        return None
-    sums = [np.einsum("rs,rp,spk->rk", *times_drawn(seeds, prompts), one) for one in (first, second)]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = sums[0][:, 0] / sums[0][:, 1] - sums[1][:, 0] / sums[1][:, 1]
-    finite = found[np.isfinite(found)]
-    return [float(end) for end in np.percentile(finite, PERCENT)] if len(finite) else None
-
-
-@cache
-def times_drawn(seeds: int, prompts: int) -> tuple[np.ndarray, np.ndarray]:
-    """How often each draw has every seed [R, S] and every prompt [R, P]."""
-    drawn = draws(seeds, prompts)
-    by_seed = np.array([np.bincount(some, minlength=seeds) for some, _ in drawn], dtype=float)
-    by_prompt = np.array([np.bincount(some, minlength=prompts) for _, some in drawn], dtype=float)
-    return by_seed, by_prompt
 
 
 def counts(group: Group | None, mode: str) -> dict[int, list[list[float]]]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ablation.intervals import of_difference, of_ratio, of_speedup, ratio
+from ablation.intervals import PERCENT, RESAMPLES, of_difference, of_ratio, of_speedup, ratio
 
 
 def sums(*prompts):
@@ -46,3 +46,16 @@ def test_seeds_widen_an_interval():
 def test_the_same_numbers_give_the_same_interval():
     some = sums((3, 1), (5, 4), (9, 2))
     assert of_ratio(some) == of_ratio(some)
+
+
+def test_all_draws_at_once_are_the_draws_one_by_one():
+    first, second = np.random.default_rng(1).uniform(1, 9, size=(2, 3, 5, 2))
+    rng, found = np.random.default_rng(0), []
+    for _ in range(RESAMPLES):
+        seeds, prompts = rng.integers(3, size=3), rng.integers(5, size=5)
+        found.append(ratio(first[seeds][:, prompts]) - ratio(second[seeds][:, prompts]))
+    assert of_difference(first, second) == pytest.approx(list(np.percentile(found, PERCENT)))
+
+
+def test_a_ratio_that_divides_by_nothing_is_no_number():
+    assert of_ratio(sums((0, 0), (0, 0))) is None

@@ -3,12 +3,9 @@
 import copy
 import re
 
-import numpy as np
 import pytest
 from page_rows import synthetic_row, synthetic_rows
 
-from ablation.intervals import of_difference
-from ablation.page_differences import over_draws
 from ablation.page_findings import lead, sentences
 from ablation.page_groups import views
 from ablation.page_orderings import ORDERINGS, verdict
@@ -93,11 +90,6 @@ def test_the_clock_and_the_weights_are_asked_separately():
         row["measured"]["greedy"]["draft_cost"] = 0.2 if row["drafter"] == "parallel" else 0.3
         row["predicted"]["draft_cost_by_weights"] = 0.4 if row["drafter"] == "parallel" else 0.3
     assert [verdict(one.differences(view)) for one in (CHEAPEST, LIGHTEST)] == ["agrees", "disagrees"]
-
-
-def test_the_interval_over_prompts_is_that_of_the_comparisons():
-    first, second = np.random.default_rng(0).uniform(1, 9, size=(2, 3, 5, 2))
-    assert over_draws(first, second) == pytest.approx(of_difference(first, second))
 
 
 def test_prompts_must_agree_too_where_they_are_told():
