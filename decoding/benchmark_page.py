@@ -169,7 +169,10 @@ def markdown(document: Document) -> str:
 
 def heading(document: Document) -> str:
     """What a chapter is about: measured again, it takes the place of the one with this heading."""
-    return f"# {document['model']} on {document['machine']}, {document['dtype']}, weights {document['form']}"
+    about = [document["machine"], document["dtype"], f"weights {document['form']}"]
+    if categories := document["settings"]["categories"]:
+        about.append(" and ".join(categories))
+    return f"# {document['model']} on {', '.join(about)}"
 
 
 def merged(page: str, document: Document) -> str:

@@ -53,16 +53,23 @@ class Quantized:
 
 
 def in_large_pages(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-    """The matrices [O, I] one under the other, in memory that may lie in large pages.
+    """The matrices [O, I] one under the other."""
+    inputs, outputs = parts[0].shape[1], sum(len(part) for part in parts)
+    weight = large_pages(outputs * inputs, dtype).view(outputs, inputs)
+    return torch.cat(parts, out=weight) if dtype == parts[0].dtype else weight.copy_(torch.cat(parts))
+
+
+def large_pages(count: int, dtype: torch.dtype) -> Tensor:
+    """So many numbers, of any value, in memory that may lie in large pages.
 
     What the processor fetches ahead ends with a page: in pages of 4 KB reading weights takes a tenth longer.
     """
-    inputs, outputs, size = parts[0].shape[1], sum(len(part) for part in parts), dtype.itemsize
-    buffer = parts[0].new_empty(outputs * inputs + 2 * LARGE_PAGE // size, dtype=dtype)
+    size = dtype.itemsize
+    buffer = torch.empty(count + 2 * LARGE_PAGE // size, dtype=dtype)
     start = -buffer.data_ptr() % LARGE_PAGE // size
-    weight = buffer[start : start + outputs * inputs].view(outputs, inputs)
-    ctypes.CDLL(None).madvise(c_void_p(weight.data_ptr()), c_size_t(size * weight.numel()), MADV_HUGEPAGE)
-    return torch.cat(parts, out=weight) if dtype == parts[0].dtype else weight.copy_(torch.cat(parts))
+    numbers = buffer[start : start + count]
+    ctypes.CDLL(None).madvise(c_void_p(numbers.data_ptr()), c_size_t(size * count), MADV_HUGEPAGE)
+    return numbers
 
 
 def address(tensor: Tensor | None) -> int | None:
