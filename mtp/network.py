@@ -229,11 +229,16 @@ def load_tokenizer(path: Path) -> Any:
 
 
 def move_into(source: Path, target: Path) -> None:
-    """Move the files of a whole tree into place, directory by directory, each file in one rename."""
+    """Move the files of a whole tree into place, directory by directory, each file in one rename.
+
+    Weights come from safetensors readable by their owner alone; here all get what the umask allows.
+    """
+    os.umask(umask := os.umask(0o022))
     for path in sorted(source.rglob("*")):
         place = target / path.relative_to(source)
         if path.is_dir():
             place.mkdir(parents=True, exist_ok=True)
         else:
             place.parent.mkdir(parents=True, exist_ok=True)
+            path.chmod(0o666 & ~umask)
             shutil.move(path, place)

@@ -1,6 +1,7 @@
 """Networks on disk: the round trip loses nothing, and what does not belong together is refused."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -51,6 +52,17 @@ def folder(saved, tmp_path):
 
 def change_json(path, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_what_is_saved_can_be_read_by_whom_the_umask_lets(tmp_path, network):
+    before = os.umask(0o027)
+    try:
+        network.save_pretrained(tmp_path / "network")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "network").rglob("*") if path.is_file()]
+    assert any(path.suffix == ".safetensors" for path in files)
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o640}
 
 
 @pytest.mark.parametrize("tied", [False, True])
