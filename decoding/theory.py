@@ -2,8 +2,8 @@
 
 A step that drafts n tokens costs n·c + T(n+1)/T(1), in steps of plain decoding: T(w) is a step that scores w
 tokens, c what drafting one costs. An early exit shares the trunk's cache, so its step costs n+1 passes of the
-lower layers over one token, n of the output head (and of the kept layers above, where only some are skipped),
-and one of the upper layers over n+1 tokens.
+lower layers over one token, n of the output head, all timed inside the drafter, and one of the upper layers
+over n+1 tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 LONGEST = 8  # drafts considered where the length is automatic
 TOGETHER = 8  # texts replayed at once
 CALLS = 7
-LOWER, DRAFT = -1, 0  # beside widths
+LOWER = -1  # beside widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,55 +71,49 @@ class Parts:
     """Seconds of the trunk's parts: all below the exit, and all above it by the number of tokens."""
 
     lower: float  # one token
-    draft: float  # one token: what drafting from the exit takes, the output head included
     upper: dict[int, float]  # the output head over as many tokens included
 
-    def prices(self, longest: int) -> list[float]:
-        """Steps that draft 0 ... longest tokens, in passes over one token.
+    def prices(self, longest: int, drafting: float, length: int) -> list[float]:
+        """Steps that draft 0 ... longest tokens, in passes over one token. Drafting `length` of them takes
+        `drafting` seconds, length+1 passes below the exit included: that of the last one is its share of
+        scoring.
 
-        >>> Parts(lower=2.0, draft=0.5, upper={1: 2.0, 3: 3.0}).prices(2)
+        >>> Parts(lower=2.0, upper={1: 2.0, 3: 3.0}).prices(2, drafting=7.0, length=2)
         [1.0, 1.75, 2.5]
         """
         scored = Costs()
         for width, seconds in self.upper.items():
             scored.add(width - 1, seconds)
-        plain = self.lower + scored(0)
-        return [((n + 1) * self.lower + n * self.draft + scored(n)) / plain for n in range(longest + 1)]
+        plain, more = self.lower + scored(0), (drafting - self.lower) / length
+        return [(self.lower + n * more + scored(n)) / plain for n in range(longest + 1)]
 
 
 @torch.inference_mode()
-def parts(network: Network, ids: list[int], drafter: LayerSkip, widths: Sequence[int] = WIDTHS) -> Parts:
+def parts(network: Network, ids: list[int], exit_layer: int, widths: Sequence[int] = WIDTHS) -> Parts:
     """Time the parts after the text `ids`, in turn, so that a slow moment meets all alike."""
-    trunk, exit_layer = network.trunk, drafter.exit_layer
+    trunk = network.trunk
     cache = KVCache(1, trunk.device)
     window = cache.open(len(ids))
     tokens = torch.tensor([ids], device=trunk.device)
     trunk(tokens, positions=window.positions, mask=window.mask, cache=cache, logits=False)
     cache.commit(torch.ones(1, len(ids), dtype=torch.bool))
 
-    def run(width: int, *spans: tuple[int, int]) -> torch.Tensor:
-        place = cache.open(width)
+    def run(width: int, first: int, last: int) -> torch.Tensor:
+        place = cache.open(width, causal=True)
         hidden = trunk.embed(tokens[:, :1].expand(1, width))
-        for first, last in spans:
-            hidden, _ = trunk.run(
-                hidden, first, last, positions=place.positions, mask=place.mask, cache=cache
-            )
-        return hidden
+        return trunk.run(hidden, first, last, positions=place.positions, mask=place.mask, cache=cache)[0]
 
     def upper(width: int) -> torch.Tensor:
-        return trunk.unembed(run(width, (exit_layer, trunk.num_layers)))
+        return trunk.unembed(run(width, exit_layer, trunk.num_layers))
 
-    calls: dict[int, Callable[[], torch.Tensor]] = {
-        LOWER: lambda: run(1, (0, exit_layer)),
-        DRAFT: lambda: trunk.lm_head(drafter.leave(run(1, *drafter.upper))),
-    }
+    calls: dict[int, Callable[[], torch.Tensor]] = {LOWER: lambda: run(1, 0, exit_layer)}
     calls |= {width: partial(upper, width) for width in widths}
     found: dict[int, list[float]] = {key: [] for key in calls}
     for _ in range(WARM + CALLS):
         for key, call in calls.items():
             found[key].append(timed_call(call, trunk.device))
     taken = {key: median(times[WARM:]) for key, times in found.items()}
-    return Parts(taken[LOWER], taken[DRAFT], {width: taken[width] for width in widths})
+    return Parts(taken[LOWER], {width: taken[width] for width in widths})
 
 
 def prices(
@@ -130,8 +124,11 @@ def prices(
     found: dict[str, Any] = {"c": seconds / scored(0), "timed_at": length}
     if not (isinstance(drafter, LayerSkip) and not drafter.upper):  # an early exit skips all layers above
         return found | {"prices": head_prices(scored, seconds, longest)}
-    of_trunk = parts(network, text.prompt_ids, drafter)
-    return found | {"parts": asdict(of_trunk), "prices": of_trunk.prices(longest)}
+    of_trunk = parts(network, text.prompt_ids, drafter.exit_layer)
+    return found | {
+        "parts": asdict(of_trunk),
+        "prices": of_trunk.prices(longest, seconds * length, length),
+    }
 
 
 def promise(
