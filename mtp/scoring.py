@@ -54,8 +54,9 @@ class Scorer:
         )
         hidden = memory.view(0, batch, width, size) if states is None else states.contiguous()
         storage = (cache or Own()).storage(range(first, whole), hidden, layer.keys, layer.size)
-        window = None if mask is not None else getattr(cache, "window", None)
-        rotary = self.angles.of(window) if window else self.angles.at(positions)
+        window = getattr(cache, "window", None)
+        known = mask is None and window is not None and window.positions is positions  # one after the other
+        rotary = self.angles.of(window) if known else self.angles.at(positions)
         mask = None if mask is None else mask.contiguous()
         given = {"mask": mask, "rotary": tuple(map(Tensor.contiguous, rotary)), "storage": storage}
         what = layer.what(hidden, ends, **given, scratch=memory.address(-1), states=memory.address(1))

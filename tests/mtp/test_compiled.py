@@ -61,6 +61,16 @@ def test_a_text_beyond_the_kernels_size_goes_through_torch(pair):
 
 
 @torch.no_grad()
+def test_positions_that_are_not_the_windows_are_obeyed(pair):
+    said = []
+    for trunk in pair:
+        cache = KVCache(2, torch.device("cpu"))
+        cache.open(8, causal=True)
+        said.append(trunk(TOKENS, positions=torch.arange(5, 13)[None] * 2, cache=cache).logits)
+    torch.testing.assert_close(*said, **CLOSE)
+
+
+@torch.no_grad()
 def test_the_first_of_the_best_tokens_comes_with_logits(pair):
     out = pair[1](TOKENS)
     assert torch.equal(out.best, out.logits.argmax(-1))
