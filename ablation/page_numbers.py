@@ -5,7 +5,8 @@
     <!-- numbers: sequential -->  …  <!-- end of numbers -->
 
 The rows are those of docs/ablation/*/results.jsonl, unless a file is named, as in
-`<!-- numbers: all from docs/log/x.jsonl -->`.
+`<!-- numbers: all from docs/log/x.jsonl -->`. Between `<!-- findings: small -->` and
+`<!-- end of findings -->` stands what docs/ablation/small says of what published work leads one to expect.
 """
 
 import re
@@ -13,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ablation.page_groups import views
+from ablation.page_orderings import ORDERINGS, VERDICTS, judgement
 from ablation.page_readings import Read, number, spread
 from decoding.results import Row, read_results, replace
 from decoding.table import NONE
@@ -21,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(
     r"<!-- numbers: (?P<drafter>\w+)(?: from (?P<file>\S+))? -->\n.*?<!-- end of numbers -->", re.DOTALL
 )
+FINDINGS = re.compile(r"<!-- findings: (?P<folder>\w+) -->\n.*?<!-- end of findings -->", re.DOTALL)
 HEADINGS = (
     "results", "network", "drafter", "seeds", "accepted at depth 1, 2, … (greedy)", "τ greedy",
     "τ at temperature 1", "c", "speedup",
@@ -43,7 +47,19 @@ NUMBERS = (
 
 def written(text: str, root: Path = ROOT) -> str:
     """A page with all its tables as the results say."""
-    return BLOCK.sub(lambda mark: block(mark["drafter"], mark["file"], root), text)
+    text = BLOCK.sub(lambda mark: block(mark["drafter"], mark["file"], root), text)
+    return FINDINGS.sub(lambda mark: findings(mark["folder"], root), text)
+
+
+def findings(folder: str, root: Path) -> str:
+    """Every expectation, and what each setting of an ablation says of it."""
+    rows = read_results(root / "docs/ablation" / folder / "results.jsonl")
+    lines = [f"<!-- findings: {folder} -->", ""]
+    for ordering in ORDERINGS:
+        told = [(view, found) for view in views(rows.values()) if (found := judgement(ordering, view))]
+        lines += [f"* **{ordering.claim}.** {ordering.source} {ordering.what}"] if told else []
+        lines += [f"  * {VERDICTS[word][0]}: {view.title}, {text}" for view, (word, text) in told]
+    return "\n".join([*lines, "", "<!-- end of findings -->"])
 
 
 def block(drafter: str, file: str | None, root: Path) -> str:

@@ -132,18 +132,25 @@ def ordered(ordering: Ordering, views: Sequence[View]) -> str:
 
 def judged(ordering: Ordering, view: View) -> str:
     """One view's verdict; empty where it has no numbers for it."""
+    found = judgement(ordering, view)
+    if found is None:
+        return ""
+    (name, colour), told = VERDICTS[found[0]], found[1]
+    return f'<li><span class="chip {colour}">{name}</span> {html.escape(view.title)}: {told}</li>'
+
+
+def judgement(ordering: Ordering, view: View) -> tuple[str, str] | None:
+    """One view's verdict, and the numbers that it rests on; None where it has none."""
     differences = ordering.differences(view)
     over_prompts = ordering.over_prompts(view)
     found, word = interval(differences), verdict(differences, over_prompts)
     if found is None or word is None:
-        return ""
-    name, colour = VERDICTS[word]
-    chip = f'<span class="chip {colour}">{name}</span>'
+        return None
     told = within(found, ordering.form)
     if over_prompts:
         low, high = map(ordering.form, over_prompts)
         told += f"; over {'seeds and ' if found.count > 1 else ''}prompts {low} to {high}"
-    return f"<li>{chip} {html.escape(view.title)}: {told}</li>"
+    return word, told
 
 
 def within(found: Spread, form: Callable[[float], str]) -> str:
