@@ -73,19 +73,20 @@ class Parts:
     lower: float  # one token
     upper: dict[int, float]  # the output head over as many tokens included
 
-    def prices(self, longest: int, drafting: float, length: int) -> list[float]:
-        """Steps that draft 0 ... longest tokens, in passes over one token. Drafting `length` of them takes
-        `drafting` seconds, length+1 passes below the exit included: that of the last one is its share of
-        scoring.
+    def prices(self, longest: int, drafting: float, length: int, plain: float) -> list[float]:
+        """Steps that draft 0 ... longest tokens, in plain decoding's, which take `plain` seconds.
 
-        >>> Parts(lower=2.0, upper={1: 2.0, 3: 3.0}).prices(2, drafting=7.0, length=2)
-        [1.0, 1.75, 2.5]
+        Drafting `length` tokens takes `drafting` seconds, with the passes below the exit of all length+1
+        tokens, of which a plain step has one too.
+
+        >>> Parts(lower=2.0, upper={1: 2.0, 3: 3.0}).prices(2, drafting=7.0, length=2, plain=5.0)
+        [1.0, 1.6, 2.2]
         """
         scored = Costs()
         for width, seconds in self.upper.items():
             scored.add(width - 1, seconds)
-        plain, more = self.lower + scored(0), (drafting - self.lower) / length
-        return [(self.lower + n * more + scored(n)) / plain for n in range(longest + 1)]
+        more = (drafting - self.lower) / length
+        return [(plain + n * more + scored(n) - scored(0)) / plain for n in range(longest + 1)]
 
 
 @torch.inference_mode()
@@ -98,16 +99,19 @@ def parts(network: Network, ids: list[int], exit_layer: int, widths: Sequence[in
     trunk(tokens, positions=window.positions, mask=window.mask, cache=cache, logits=False)
     cache.commit(torch.ones(1, len(ids), dtype=torch.bool))
 
-    def run(width: int, first: int, last: int) -> torch.Tensor:
-        place = cache.open(width, causal=True)
-        hidden = trunk.embed(tokens[:, :1].expand(1, width))
-        return trunk.run(hidden, first, last, positions=place.positions, mask=place.mask, cache=cache)[0]
+    def lower() -> torch.Tensor:
+        place = cache.open(1, causal=True)
+        hidden = trunk.embed(tokens[:, :1])
+        return trunk.run(hidden, 0, exit_layer, positions=place.positions, mask=place.mask, cache=cache)[0]
 
-    def upper(width: int) -> torch.Tensor:
-        return trunk.unembed(run(width, exit_layer, trunk.num_layers))
+    def upper(width: int) -> object:
+        place, states = cache.open(width, causal=True), hidden[:, :1].expand(1, width, -1)
+        options = {"positions": place.positions, "mask": place.mask, "cache": cache}
+        return trunk(tokens[:, :1].expand(1, width), start=exit_layer, states=states, **options)
 
-    calls: dict[int, Callable[[], torch.Tensor]] = {LOWER: lambda: run(1, 0, exit_layer)}
+    calls: dict[int, Callable[[], object]] = {LOWER: lower}
     calls |= {width: partial(upper, width) for width in widths}
+    hidden = lower()
     found: dict[int, list[float]] = {key: [] for key in calls}
     for _ in range(WARM + CALLS):
         for key, call in calls.items():
@@ -127,7 +131,7 @@ def prices(
     of_trunk = parts(network, text.prompt_ids, drafter.exit_layer)
     return found | {
         "parts": asdict(of_trunk),
-        "prices": of_trunk.prices(longest, seconds * length, length),
+        "prices": of_trunk.prices(longest, seconds * length, length, scored(0)),
     }
 
 

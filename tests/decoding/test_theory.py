@@ -71,13 +71,14 @@ def test_the_parts_of_a_shared_cache_are_timed(network):
     found = parts(network, PROMPT, 2, widths=(1, 3))
     assert found.lower > 0
     assert set(found.upper) == {1, 3}
-    assert len(found.prices(2, drafting=1.0, length=2)) == 3
+    assert len(found.prices(2, drafting=1.0, length=2, plain=1.0)) == 3
 
 
 def test_a_step_of_an_early_exit_is_priced_by_its_passes():
-    """Three passes below and two output heads are 8 seconds, so a pass with its output head is 3."""
+    """Three passes below and two output heads are 8 seconds, so a pass with its output head is 3; a plain
+    step takes 5, one more than its parts."""
     found = Parts(lower=2.0, upper={1: 2.0, 2: 3.0, 3: 4.0})
-    assert found.prices(2, drafting=8.0, length=2) == [1.0, (2 + 3 + 3) / 4, (2 + 6 + 4) / 4]
+    assert found.prices(2, drafting=8.0, length=2, plain=5.0) == [1.0, (5 + 3 + 1) / 5, (5 + 6 + 2) / 5]
 
 
 def test_a_step_of_a_head_is_priced_by_its_drafts_and_its_width():
