@@ -8,9 +8,11 @@ Shapes: B rows, W columns, C columns read out, H hidden size, R rows of the outp
 depths.
 """
 
+import math
 from collections.abc import Callable
 from ctypes import POINTER, pointer
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -101,34 +103,29 @@ class Depths:
 
     def logits(self, columns: Columns, first: int, count: int = 1) -> tuple[Tensor, Tensor]:
         """Depths first ... first + count - 1: the last one's states [B, W, H], and logits [D, B, C, V]."""
-        memory, states, logits = self._call(columns, first, count)
-        said = memory[states : states + logits].view(count, *columns.read.shape, self.output.size)
-        return memory[:states].view(columns.states.shape), self.output.full(said)
+        memory = self._call(columns, first, count)
+        said = memory.view(1, count, *columns.read.shape, self.output.size)
+        return memory.view(0, *columns.states.shape), self.output.full(said)
 
-    def _call(
-        self, columns: Columns, first: int, count: int, picks: Tensor | None = None
-    ) -> tuple[Tensor, int, int]:
-        """Numbers of which the first are states and the next logits, and how many those are."""
+    def _call(self, columns: Columns, first: int, count: int, picks: Tensor | None = None) -> "Pieces":
+        """States, logits, and what they were made in."""
         layer, hidden, read = self.layer, columns.states.contiguous(), columns.read.contiguous()
         storage = columns.cache.storage(range(first - 1, first - 1 + count), hidden, layer.keys, layer.size)
         rotary = tuple(map(Tensor.contiguous, columns.rotary))
         mask = None if columns.mask is None else columns.mask.contiguous()
         batch, width, size = hidden.shape
         tokens, rows = batch * width, count * read.numel()
-        states, logits = tokens * size, rows * self.output.size
-        memory = hidden.new_empty(states + logits + rows * size + tokens * (layer.scratch + 3 * size))
-        start = memory.data_ptr()  # one allocation for all: next to a kernel each of torch's calls counts
-        said, normed = start + 4 * states, start + 4 * (states + logits)
-        scratch = normed + 4 * rows * size
+        scratch = tokens * (layer.scratch + 3 * size)
+        memory = Pieces(hidden, [tokens * size, rows * self.output.size, rows * size, scratch])
         given = {"mask": mask, "rotary": rotary, "storage": storage}
-        what = layer.what(hidden, (1,), **given, scratch=scratch, states=start)
+        what = layer.what(hidden, (1,), **given, scratch=memory.address(3), states=memory.address(0))
         line = columns.line.data_ptr() + columns.line.element_size() * (columns.offset - 1)
         self.run(kernel.Depths(
             count, self._pointers(first, count), what, self.chained, address(self.embedding),
             line, columns.line.stride(0), address(read), read.shape[1], self.output.struct,
-            normed, said, address(picks),
+            memory.address(2), memory.address(1), address(picks),
         ))  # fmt: skip
-        return memory, states, logits
+        return memory
 
     def _pointers(self, first: int, count: int) -> Any:
         if (first, count) not in self.pointers:
@@ -141,6 +138,21 @@ class Depths:
         if id(parts.layer) not in self.stages:
             self.stages[id(parts.layer)] = Stage(parts)
         return self.stages[id(parts.layer)]
+
+
+class Pieces:
+    """One allocation for several: next to a kernel each of torch's calls counts."""
+
+    def __init__(self, like: Tensor, sizes: list[int]):
+        self.starts = [0, *accumulate(sizes)]
+        self.memory = like.new_empty(self.starts.pop())
+
+    def view(self, place: int, *shape: int) -> Tensor:
+        start = self.starts[place]
+        return self.memory[start : start + math.prod(shape)].view(shape)
+
+    def address(self, place: int) -> int:
+        return self.memory.data_ptr() + self.memory.element_size() * self.starts[place]
 
 
 class Angles:

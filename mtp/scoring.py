@@ -6,8 +6,6 @@ two kernels starts cold and takes several times as long as it does alone.
 Shapes: B rows, W tokens, H hidden size, V vocabulary, L layers.
 """
 
-import math
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from mtp import kernel
 from mtp.compiled import CompiledLayer, CompiledLinear, CompiledNorm, Own
-from mtp.drafting import Angles, kept
+from mtp.drafting import Angles, Pieces, kept
 from mtp.stacked import address
 
 
@@ -74,21 +72,6 @@ class Scorer:
         if whole in taps:
             found[whole] = memory.view(-3, batch, width, size)
         return found, memory.view(-2, batch, width, outputs) if logits else None, best
-
-
-class Pieces:
-    """One allocation for several: next to a kernel each of torch's calls counts."""
-
-    def __init__(self, like: Tensor, sizes: list[int]):
-        self.starts = [0, *accumulate(sizes)]
-        self.memory = like.new_empty(self.starts.pop())
-
-    def view(self, place: int, *shape: int) -> Tensor:
-        start = self.starts[place]
-        return self.memory[start : start + math.prod(shape)].view(shape)
-
-    def address(self, place: int) -> int:
-        return self.memory.data_ptr() + self.memory.element_size() * self.starts[place]
 
 
 def scorer_of(trunk: Any, first: int, tokens: Tensor, mask: Tensor | None, cache: Any) -> Scorer | None:
