@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 CHOICES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-PRIOR, PRIOR_WEIGHT = 0.8, 2.0  # acceptance at depth 1 before any test: a draft too long costs little, once
+PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # acceptance at depth 1 before any test, and for how many tests it counts
 MEMORY = 0.95  # weight of the tests before, each time a depth is tested
-GAIN = 1.02  # drafting must promise so much more than plain decoding
+HOPE = 1.5  # standard deviations by which acceptance may be better than estimated when drafting is given up
+GAIN = 1.05  # drafting must promise so much more than plain decoding
 # Plain steps before a draft of one token is tried again: as many as make that cost PROBE_SHARE of them,
 # within bounds; after every probe twice as many, but at most MORE_PATIENCE times.
-PROBE_SHARE, PROBE_BOUNDS, MORE_PATIENCE = 0.01, (8, 256), 4
+PROBE_SHARE, PROBE_BOUNDS, MORE_PATIENCE = 0.0075, (8, 256), 4
 
 
 class Policy(Protocol):
@@ -102,17 +103,23 @@ class Record:
             self.accepted[depth] = kept * self.accepted[depth] + now
             self.doubt[depth] *= kept
 
-    def rates(self, depth: int) -> list[float]:
+    def rates(self, depth: int, hope: float = 0.0) -> list[float]:
         """Estimated acceptance of depths 1 ... depth; an untested one is like the one before it.
+
+        hope: so many standard deviations of the estimate, a Beta law's, are added where a depth was tested.
 
         >>> Record([8.0], [6.0], [1.0]).rates(2)
         [0.7555555555555555, 0.7555555555555555]
+        >>> [round(rate, 3) for rate in Record([8.0], [6.0], [1.0]).rates(2, hope=1.0)]
+        [0.891, 0.756]
         """
-        found, before = list[float](), PRIOR
+        found, rate = list[float](), PRIOR
         for tested, accepted, doubt in zip(self.tested, self.accepted, self.doubt, strict=True):
-            before = (accepted + doubt * before) / (tested + doubt)
-            found.append(before)
-        return found[:depth] + [before] * (depth - len(found))
+            weight = tested + doubt
+            rate = (accepted + doubt * rate) / weight
+            error = (rate * (1 - rate) / (weight + 1)) ** 0.5
+            found.append(min(1.0, rate + hope * error) if tested else rate)
+        return found[:depth] + [rate] * (depth - len(found))
 
 
 class AutoLength:
@@ -146,8 +153,12 @@ class AutoLength:
         return record.best
 
     def _best(self, record: Record) -> int:
+        """What pays by the estimate; else what would if acceptance were as good as may be hoped."""
+        return self._fastest(record.rates(self.most)) or self._fastest(record.rates(self.most, HOPE))
+
+    def _fastest(self, rates: list[float]) -> int:
         best, speed, expected, reach = 0, GAIN / self.prices[0], 1.0, 1.0
-        for depth, rate in enumerate(record.rates(self.most), start=1):
+        for depth, rate in enumerate(rates, start=1):
             reach *= rate
             expected += reach
             if depth in CHOICES and expected / self.prices[depth] > speed:

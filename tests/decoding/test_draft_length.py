@@ -135,7 +135,7 @@ def test_a_plain_step_estimates_nothing(monkeypatch):
     calls, rates = [], Record.rates
     monkeypatch.setattr(Record, "rates", lambda *arguments: calls.append(0) or rates(*arguments))
     chosen = simulated(lambda step: 0, 0.3, 500)
-    assert len(calls) <= sum(length > 0 for length in chosen) + 1
+    assert len(calls) <= 2 * sum(length > 0 for length in chosen) + 2
 
 
 def test_costs_are_looked_up_once():
@@ -165,3 +165,10 @@ def test_drafting_comes_back_soon_after_it_has_begun_to_pay(slope):
     chosen = simulated(lambda step: 0 if step < 300 else 99, slope, 600)
     pause = 4 * max(8, round(100 * slope))
     assert AutoLength.most in chosen[300 : 300 + pause + 20]
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.3, 0.5])
+def test_one_bad_draft_says_little(slope):
+    """Dear drafts are not given up for many steps because the first one was rejected."""
+    chosen = simulated(lambda step: 4 if step else 0, slope, 20)
+    assert all(chosen)
