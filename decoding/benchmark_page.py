@@ -172,6 +172,8 @@ def heading(document: Document) -> str:
     about = [document["machine"], document["dtype"], f"weights {document['form']}"]
     if categories := document["settings"]["categories"]:
         about.append(" and ".join(categories))
+    if not document["settings"]["peers"]:
+        about.append("without other packages")
     return f"# {document['model']} on {', '.join(about)}"
 
 

@@ -324,6 +324,8 @@ def test_a_page_keeps_its_other_chapters_and_gets_this_one_anew(done):
     assert "commit abc" in chapters(again)[heading(document)]
     assert merged(again, document | {"commit": "abc"}) == again
     assert again.count(LEGEND) == 1
+    alone = document | {"settings": document["settings"] | {"peers": []}}
+    assert heading(alone) == f"{heading(document)}, without other packages"
 
 
 @pytest.mark.slow
