@@ -112,7 +112,7 @@ def prefill(network: Network, rows: list[Row], drafter: Drafter, cache: KVCache)
     if width:
         padded = [row.prompt.ids[:-1] + [0] * (width - len(row.prompt.ids) + 1) for row in rows]
         tokens = torch.tensor(padded, device=device)
-        window = cache.open(width)
+        window = cache.open(width, causal=True)
         out = network.trunk(
             tokens, positions=window.positions, mask=window.mask, cache=cache, taps=drafter.taps, logits=False
         )

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from decoding.timed import now
 from mtp import Network
+from mtp.compiled import stacks
 from mtp.stacked import large_pages
 
 ARRAY_BYTES = 512 * 2**20  # far more than any processor's caches hold
@@ -43,14 +44,19 @@ def weight_bytes(network: Network) -> tuple[int, int]:
     """Bytes of all the trunk's weights, and of those that one step reads; by its config, so packed ones too.
 
     A step looks up one row of the embedding, but reads all of it where the output head is the same matrix.
+    Compiled weights may take half of the bytes that their numbers have; a tied embedding is then held apart.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(network.trunk.config)
     size = torch.empty((), dtype=network.trunk.dtype).element_size()
     every = sum(parameter.numel() for parameter in model.parameters())  # tied ones once
     embedding = model.get_input_embeddings().weight
-    looked_up = 0 if embedding is model.get_output_embeddings().weight else embedding.numel()
-    return size * every, size * (every - looked_up)
+    tied = embedding is model.get_output_embeddings().weight
+    halved = [one for one in stacks(network.trunk) if one.weight.element_size() < size]
+    saved = sum((size - one.weight.element_size()) * one.weight.numel() for one in halved)
+    read = size * (every - (0 if tied else embedding.numel())) - saved
+    apart = tied and any(one.outputs == len(embedding) for one in halved)
+    return size * every - saved + (size * embedding.numel() if apart else 0), read
 
 
 def cache_bytes(network: Network) -> int:

@@ -1,15 +1,16 @@
 """A trunk's layers as one small C++ kernel, built for this machine: for decoding in float32 on a CPU.
 
-Packed products still pay for Python and for oneDNN's calls. The kernel (kernel.cpp) reads every weight once
-and in place, with no second copy of any. It sums every token's numbers in the same order however many are
-scored together, so that scoring a draft gives the very bits that plain decoding gives.
+Packed products still pay for Python and for oneDNN's calls. The kernel (kernel.cpp) reads every weight once,
+in two bytes where these say it all, and with no second copy of any but of a tied embedding. It sums every
+token's numbers in the same order however many are scored together, so that scoring a draft gives the very
+bits that plain decoding gives.
 
 Shapes: B rows, W tokens, S slots, K key heads of size D, H hidden size.
 """
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mtp.fast_layer import swap
-from mtp.kernel import Layer, Run, library
+from mtp.fast_layer import shared_weights, swap
+from mtp.kernel import TILES, Layer, Run, library
 from mtp.packed import refuse
-from mtp.stacked import Quantized, Stacked, address
+from mtp.stacked import Quantized, Stacked, address, lent
 
-MOST_TOKENS = 128  # of all rows together; beyond, torch's own products are the faster ones
+MOST_TOKENS = 128  # of all rows together; beyond, torch's own products are faster, if no matrix unit is there
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,10 @@ class Storage:
 class CompiledLinear(nn.Module):
     """Stands where an nn.Linear stood."""
 
-    def __init__(self, original: nn.Linear):
+    def __init__(self, original: nn.Linear, shared: Collection[int] = ()):
         super().__init__()
         self.linear = [original]  # in a list: no submodule, as in CompiledLayer
-        self.stacked = Stacked([original])
+        self.stacked = Stacked([original], shared)
         self.matrix, self.product = self.stacked.matrix(), library().product
         self.made: dict[Any, Any] = {}  # what drafts with this output matrix, see mtp.drafting
         self.register_state_dict_pre_hook(refuse)
@@ -53,7 +54,7 @@ class CompiledLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        return self.linear[0].weight
+        return self.stacked.rows() if self.stacked.released else self.linear[0].weight
 
     @property
     def bias(self) -> Tensor | None:
@@ -61,7 +62,7 @@ class CompiledLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.numel() // x.shape[-1]
-        if tokens > MOST_TOKENS:
+        if tokens > MOST_TOKENS and self.stacked.kind != TILES:
             return linear(x, self.weight, self.bias)
         x, y = x.contiguous(), x.new_empty(*x.shape[:-1], self.matrix.outputs)
         self.product(self.matrix, tokens, x.data_ptr(), y.data_ptr())
@@ -96,16 +97,16 @@ class CompiledNorm(nn.Module):
 class CompiledLayer(nn.Module):
     """Stands where a decoder layer stood and is called as it was; `restore` gives that layer back.
 
-    Long texts, such as prompts, still go through that layer.
+    Long texts, such as prompts, still go through that layer, unless all of its weights lie in tiles.
     """
 
-    def __init__(self, layer: Any):
+    def __init__(self, layer: Any, shared: Collection[int] = ()):
         super().__init__()
         attention, mlp = layer.self_attn, layer.mlp
         self.layer = [layer]
         self.index = attention.layer_idx
         self.stacked = [
-            Stacked(linears)
+            Stacked(linears, shared)
             for linears in (
                 [attention.q_proj, attention.k_proj, attention.v_proj],
                 [attention.o_proj],
@@ -113,6 +114,7 @@ class CompiledLayer(nn.Module):
                 [mlp.down_proj],
             )
         ]
+        self.unbounded = all(one.kind == TILES for one in self.stacked)
         self.size = attention.head_dim
         self.queries = attention.q_proj.out_features // self.size
         self.keys = attention.k_proj.out_features // self.size
@@ -157,11 +159,14 @@ class CompiledLayer(nn.Module):
         if self.takes(hidden, attention_mask, cache):
             return self.run(hidden, (1,), attention_mask, position_embeddings, cache)[0]
         rotary = unsigned(*position_embeddings)
-        return self.layer[0](hidden, attention_mask=attention_mask, position_embeddings=rotary, cache=cache)
+        with lent(self.stacked):
+            return self.layer[0](
+                hidden, attention_mask=attention_mask, position_embeddings=rotary, cache=cache
+            )
 
     def takes(self, hidden: Tensor, mask: Tensor | None, cache: Any) -> bool:
-        """Whether the kernel can run this: few tokens, a boolean mask, and a cache that it can write to."""
-        few = hidden.shape[0] * hidden.shape[1] <= MOST_TOKENS
+        """Whether the kernel can run this: few tokens if need be, a boolean mask, a cache to write to."""
+        few = self.unbounded or hidden.shape[0] * hidden.shape[1] <= MOST_TOKENS
         known = cache is None or hasattr(cache, "storage")
         return few and known and (mask is None or mask.dtype == torch.bool)
 
@@ -242,6 +247,22 @@ def unsigned(cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
 
 def compile_modules(module: nn.Module, trunk: Any) -> None:
     """Put compiled modules in the place of all layers of the trunk's kind and all linears below `module`."""
-    swap(module, trunk, CompiledLayer, CompiledLinear, CompiledNorm)
+    shared = shared_weights(module)
+    swap(
+        module,
+        trunk,
+        lambda layer: CompiledLayer(layer, shared),
+        lambda linear: CompiledLinear(linear, shared),
+        CompiledNorm,
+    )
     for layer, following in pairwise(trunk.layers):
         layer.struct.next = ctypes.addressof(following.struct)
+
+
+def stacks(module: nn.Module) -> Iterator[Stacked]:
+    """All matrices of the compiled modules below this one."""
+    for part in module.modules():
+        if isinstance(part, CompiledLayer):
+            yield from part.stacked
+        elif isinstance(part, CompiledLinear):
+            yield part.stacked

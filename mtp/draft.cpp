@@ -8,7 +8,7 @@
 
 // What makes logits of a state, and which tokens these are about.
 struct Output {
-    Matrix<byte> rows;
+    Matrix rows;
     const int64_t* ids;  // [R] tokens, ascending; null: row r is token r
     int64_t token(int64_t row) const { return ids ? ids[row] : row; }
 };
@@ -16,8 +16,8 @@ struct Output {
 // One depth of a head.
 struct Stage {
     const float *token_norm, *state_norm;  // of what `project` joins; null where the block reads the state itself
-    Matrix<byte> project;                  // [token ; state] -> H
-    Layer<byte> block;
+    Matrix project;                  // [token ; state] -> H
+    Layer block;
     const float* norm;  // before the output matrix
 };
 
@@ -77,7 +77,7 @@ static void feed(const Depths& draft, int64_t depth) {
 // above that are kept, then the exit's norm and the output matrix.
 struct Exit {
     int64_t nodes;                      // tokens that are run; the last one drafts nothing
-    const Layer<float>* const* layers;  // [all]
+    const Layer* const* layers;  // [all]
     int64_t below, all;
     Run run;  // of one node: x [B, H], cosines, sines, places and mask are those of the first, the others' follow
     int64_t grows;  // slots to look at that every node adds: 1, or 0 where a mask says which

@@ -54,10 +54,11 @@ class OutputRows:
     """The output matrix for drafting, whole or the rows of `ids` [R]."""
 
     def __init__(self, linear: CompiledLinear, ids: Tensor | None):
-        whole = linear.stacked
-        self.ids, self.vocab_size = ids, len(whole.weight)
-        bias = whole.bias if ids is None or whole.bias is None else whole.bias[ids]
-        self.quantized = Quantized(whole.weight if ids is None else whole.weight[ids], bias)
+        rows, bias = linear.stacked.rows(), linear.bias
+        self.ids, self.vocab_size = ids, len(rows)
+        if ids is not None:
+            rows, bias = rows[ids], None if bias is None else bias[ids]
+        self.quantized = Quantized(rows, bias)
         self.size = len(self.quantized.weight)
         self.struct = kernel.Output(self.quantized.matrix(), address(ids))
 

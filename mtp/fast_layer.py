@@ -5,6 +5,7 @@ Covers the architectures of mtp.trunk: llama, mistral, qwen2 (bias on queries, k
 head dimension.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -171,7 +172,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, s
 
 def pack(module: nn.Module, trunk: Any) -> None:
     """Put packed modules in the place of all layers of the trunk's kind and all linears below `module`."""
-    shared = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
+    shared = shared_weights(module)
     swap(
         module,
         trunk,
@@ -179,6 +180,15 @@ def pack(module: nn.Module, trunk: Any) -> None:
         lambda linear: PackedLinear(linear, shared),
         FastNorm,
     )
+
+
+def shared_weights(module: nn.Module) -> set[int]:
+    """Ids of the parameters that are an embedding, or the weight of more than one linear."""
+    linears, embeddings = (
+        [id(part.weight) for part in module.modules() if isinstance(part, kind)]
+        for kind in (nn.Linear, nn.Embedding)
+    )
+    return {weight for weight, times in Counter(linears).items() if times > 1} | set(embeddings)
 
 
 def swap(

@@ -1,7 +1,7 @@
 // Decoder layers for a few tokens, float32. Built by mtp/kernel.py for the machine that it runs on.
 //
 // With few tokens a layer costs what reading its weights costs. So every weight is read once, in order and for all
-// tokens, each thread its own rows. A number is summed in the same order however many tokens run beside it: what a
+// tokens, each thread its own rows, and a weight that needs two bytes has two. A number is summed in the same order however many tokens run beside it: what a
 // token gets does not depend, by a single bit, on how many are scored with it.
 //
 // Shapes: B texts, W tokens of each, M = B * W, H hidden size, Q query and K key heads of size D, I inner size,
@@ -22,20 +22,35 @@ constexpr int V = 8, TOKENS = 4, SUMS = 8, AHEAD = 1;
 #endif
 constexpr int ROWS = 4;   // outputs computed side by side
 constexpr int SLOTS = 4;  // keys that share one load of a query
-constexpr int MOST = 128;  // queries of a text, see MOST_TOKENS in compiled.py
+constexpr int MOST = 128;  // queries of a text that are attended together
 
 typedef float vec __attribute__((vector_size(4 * V), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * V), aligned(4)));
 typedef int8_t byte;  // a whole number that its row's scale makes a weight
 typedef byte bytes __attribute__((vector_size(V), aligned(1)));
 
+// The upper half of a float
+struct bfloat {
+    uint16_t bits;
+    operator float() const {
+        const uint32_t whole = (uint32_t)bits << 16;
+        float number;
+        __builtin_memcpy(&number, &whole, sizeof number);
+        return number;
+    }
+};
+typedef uint16_t shorts __attribute__((vector_size(2 * V), aligned(2)));
+
 static inline vec load(const float* p) { return *(const vec*)p; }
 #ifdef __AVX512F__  // compilers take the general way apart
 static inline vec load(const byte* p) { return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
+static inline vec load(const bfloat* p) { return (vec)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16); }
 #elif defined(__AVX2__)
 static inline vec load(const byte* p) { return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+static inline vec load(const bfloat* p) { return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16); }
 #else
 static inline vec load(const byte* p) { return __builtin_convertvector(__builtin_convertvector(*(const bytes*)p, ints), vec); }
+static inline vec load(const bfloat* p) { return (vec)(__builtin_convertvector(*(const shorts*)p, ints) << 16); }
 #endif
 static inline void store(float* p, vec x) { *(vec*)p = x; }
 static inline vec all(float x) { return x - vec{}; }
@@ -88,34 +103,48 @@ static inline vec exponential(vec x) {
     return x < all(-87.0f) ? vec{} : e * (vec)power;
 }
 
-// Weights are float, or bytes where they only draft.
+// A matrix row by row.
 template <class Number>
-struct Matrix {
+struct Rows {
     const Number* weight;  // [outputs, inputs]
     const float* scale;    // [outputs], of bytes
     const float* bias;     // [outputs] or null
     int64_t outputs, inputs;
 };
 
+// How weights lie: bytes only where they draft, bfloat where no weight loses anything by it.
+enum Kind : int64_t { FLOATS, BYTES, BFLOATS, TILES };
+
+struct Matrix {
+    const void* weight;
+    const float *scale, *bias;
+    int64_t outputs, inputs;
+    Kind kind;
+    template <class Number>
+    Rows<Number> rows() const { return {(const Number*)weight, scale, bias, outputs, inputs}; }
+};
+
 constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }  // n, rounded up to one
 
 // y[m, r] = x[m] . weight[r] + bias[r] + add[m, r] for M tokens and R rows from `row` on.
 template <int M, int R, bool FIRST, class Number>
-static inline void dots(const Matrix<Number>& a, const float* x, const float* add, float* y, int64_t row) {
+static inline void dots(const Rows<Number>& a, const float* x, const float* add, float* y, int64_t row) {
     const int64_t n = a.inputs;
     const Number* w = a.weight + row * n;
     constexpr int TOGETHER = power_of_two(M * R < V ? M * R : V), STEP = V / TOGETHER;
     constexpr int ROUND = (M * R + TOGETHER - 1) / TOGETHER * TOGETHER;
     // Blocks to fetch ahead: rows are too short for the processor to foresee, those of bytes shorter still.
-    constexpr bool SHORT = sizeof(Number) == sizeof(byte);
-    constexpr int BLOCKS = SHORT ? 4 : M == TOKENS ? AHEAD : 1, LEVEL = !SHORT && BLOCKS > 1 ? 2 : 3;
+    constexpr bool SHORT = sizeof(Number) == sizeof(byte), HALF = sizeof(Number) == sizeof(bfloat);
+    constexpr bool BUSY = HALF ? M > 1 : M == TOKENS;
+    constexpr int BLOCKS = SHORT ? 4 : BUSY ? AHEAD : 1, LEVEL = !SHORT && BLOCKS > 1 ? 2 : 3;
+    constexpr int64_t LINE = SHORT || HALF ? 64 / sizeof(Number) : V;
     vec parts[ROUND] = {};
     int64_t i = 0;
     for (; i + V <= n; i += V) {
         vec part[R];
         for (int r = 0; r < R; r++) {
             part[r] = load(w + r * n + i);
-            if (FIRST && (!SHORT || i % 64 == 0)) __builtin_prefetch(w + (BLOCKS * ROWS + r) * n + i, 0, LEVEL);
+            if (FIRST && i % LINE == 0) __builtin_prefetch(w + (BLOCKS * ROWS + r) * n + i, 0, LEVEL);
         }
         for (int m = 0; m < M; m++) {
             vec token = load(x + m * n + i);
@@ -140,7 +169,7 @@ static inline void dots(const Matrix<Number>& a, const float* x, const float* ad
 }
 
 template <int M, int R, bool FIRST, class Number>
-static inline void block(const Matrix<Number>& a, const float* x, const float* add, float* y, int64_t row) {
+static inline void block(const Rows<Number>& a, const float* x, const float* add, float* y, int64_t row) {
     if constexpr (M * R > SUMS) {
         block<M, R / 2, FIRST>(a, x, add, y, row);
         block<M, R / 2, FIRST>(a, x, add, y, row + R / 2);
@@ -150,7 +179,7 @@ static inline void block(const Matrix<Number>& a, const float* x, const float* a
 
 // `count` <= M tokens
 template <int R, bool FIRST, int M = TOKENS, class Number>
-static inline void some(int64_t count, const Matrix<Number>& a, const float* x, const float* add, float* y, int64_t row) {
+static inline void some(int64_t count, const Rows<Number>& a, const float* x, const float* add, float* y, int64_t row) {
     if (count == M)
         block<M, R, FIRST>(a, x, add, y, row);
     else if constexpr (M > 1)
@@ -159,7 +188,7 @@ static inline void some(int64_t count, const Matrix<Number>& a, const float* x, 
 
 // ROWS rows for all tokens; the first tokens bring the weights in, the others find them in the cache.
 template <class Number>
-static inline void rows(const Matrix<Number>& a, int64_t tokens, const float* x, const float* add, float* y, int64_t row) {
+static inline void rows(const Rows<Number>& a, int64_t tokens, const float* x, const float* add, float* y, int64_t row) {
     for (int64_t m = 0; m < tokens; m += TOKENS) {
         const int64_t count = tokens - m < TOKENS ? tokens - m : TOKENS;
         const float* plus = add ? add + m * a.outputs : nullptr;
@@ -172,7 +201,7 @@ static inline void rows(const Matrix<Number>& a, int64_t tokens, const float* x,
 
 // To be called by all threads of a parallel region; they meet at its end.
 template <class Number>
-static void multiply(const Matrix<Number>& a, int64_t tokens, const float* x, const float* add, float* y) {
+static void multiply(const Rows<Number>& a, int64_t tokens, const float* x, const float* add, float* y) {
     const int64_t blocks = (a.outputs + ROWS - 1) / ROWS;
 #pragma omp for schedule(static)
     for (int64_t block = 0; block < blocks; block++) {
@@ -183,6 +212,17 @@ static void multiply(const Matrix<Number>& a, int64_t tokens, const float* x, co
             for (int64_t m = 0; m < tokens; m++)
                 for (int64_t r = row; r < a.outputs; r++)
                     dots<1, 1, false>(a, x + m * a.inputs, add ? add + m * a.outputs : nullptr, y + m * a.outputs, r);
+    }
+}
+
+#include "tiles.cpp"
+
+static void multiply(const Matrix& a, int64_t tokens, const float* x, const float* add, float* y) {
+    switch (a.kind) {
+        case FLOATS: return multiply(a.rows<float>(), tokens, x, add, y);
+        case BYTES: return multiply(a.rows<byte>(), tokens, x, add, y);
+        case BFLOATS: return multiply(a.rows<bfloat>(), tokens, x, add, y);
+        case TILES: return multiply_tiles(a, tokens, x, add, y);
     }
 }
 
@@ -202,9 +242,8 @@ static void norms(const float* x, const float* weight, int64_t tokens, int64_t n
     for (int64_t m = 0; m < tokens; m++) norm(x + m * n, weight, n, epsilon, y + m * n);
 }
 
-template <class Number>
 struct Layer {
-    Matrix<Number> qkv, out, gate_up, down;
+    Matrix qkv, out, gate_up, down;
     const float *first_norm, *second_norm, *query_norm, *key_norm;  // the last two are null but in qwen3
     int64_t hidden, inner, queries, keys, size;
     float epsilon, scale;
@@ -355,8 +394,7 @@ static inline void turn(const float* x, const float* cosines, const float* sines
 }
 
 // qkv [M, Q + 2K, D]: norms and turns the queries where they are, and the keys into their slots, values as well
-template <class Number>
-static void place(const Layer<Number>& a, const Run& run, float* qkv, float* keys, float* values) {
+static void place(const Layer& a, const Run& run, float* qkv, float* keys, float* values) {
     const int64_t heads = a.queries + 2 * a.keys, half = a.size / 2;
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < run.tokens() * heads; i++) {
@@ -374,23 +412,25 @@ static void place(const Layer<Number>& a, const Run& run, float* qkv, float* key
     }
 }
 
-template <class Number>
-static void attend_all(const Layer<Number>& a, const Run& run, const float* qkv, const float* keys, const float* values,
+static void attend_all(const Layer& a, const Run& run, const float* qkv, const float* keys, const float* values,
                        float* scores, float* seen) {
     const int64_t from = a.numbers(), to = a.queries * a.size, group = a.queries / a.keys;
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < run.texts * a.queries; i++) {
         const int64_t b = i / a.queries, q = i % a.queries, at = b * run.text_step + q / group * run.head_step;
         const uint8_t* mask = run.mask ? run.mask + b * run.mask_step : nullptr;
-        attend({qkv + b * run.width * from + q * a.size, keys + at, values + at, seen + b * run.width * to + q * a.size,
-                from, to, run.width, run.slots, a.size, mask, a.scale},
-               scores);
+        for (int64_t w = 0; w < run.width; w += MOST) {
+            const int64_t count = run.width - w < MOST ? run.width - w : MOST, m = b * run.width + w;
+            const int64_t slots = mask ? run.slots : run.slots - (run.width - w - count);
+            attend({qkv + m * from + q * a.size, keys + at, values + at, seen + m * to + q * a.size, from, to, count, slots,
+                    a.size, mask ? mask + w * run.slots : nullptr, a.scale},
+                   scores);
+        }
     }
 }
 
 // inner [M, 2I], gates and ups -> y [M, I]
-template <class Number>
-static void gate(const Layer<Number>& a, int64_t tokens, const float* inner, float* y) {
+static void gate(const Layer& a, int64_t tokens, const float* inner, float* y) {
 #pragma omp for schedule(static)
     for (int64_t m = 0; m < tokens; m++) {
         const float *gate = inner + m * 2 * a.inner, *up = gate + a.inner;
@@ -407,8 +447,7 @@ static void gate(const Layer<Number>& a, int64_t tokens, const float* inner, flo
 // What layers of a kind work in, for M tokens: M * (2H + Q D + (Q + 2K) D + 3I) numbers.
 struct Work {
     float *normed, *middle, *qkv, *seen, *inner, *product;
-    template <class Number>
-    Work(const Layer<Number>& a, int64_t tokens, float* scratch)
+    Work(const Layer& a, int64_t tokens, float* scratch)
         : normed(scratch), middle(normed + tokens * a.hidden), qkv(middle + tokens * a.hidden),
           seen(qkv + tokens * a.numbers()), inner(seen + tokens * a.queries * a.size),
           product(inner + tokens * 2 * a.inner) {}
@@ -417,13 +456,13 @@ struct Work {
 // Scores of one head's queries, of every thread
 struct Scores {
     float* numbers;
-    explicit Scores(const Run& run) : numbers((float*)malloc(run.width * (run.slots + V) * sizeof(float))) {}
+    explicit Scores(const Run& run)
+        : numbers((float*)malloc((run.width < MOST ? run.width : MOST) * (run.slots + V) * sizeof(float))) {}
     ~Scores() { free(numbers); }
 };
 
 // One layer of x [M, H], its keys and values in stored[0] and stored[1]; to be called by all threads. y may be x.
-template <class Number>
-static void run_layer(const Layer<Number>& a, const Run& run, const Work& work, float* scores, const float* x,
+static void run_layer(const Layer& a, const Run& run, const Work& work, float* scores, const float* x,
                       float* const* stored, float* y) {
     const int64_t tokens = run.tokens();
     norms(x, a.first_norm, tokens, a.hidden, a.epsilon, work.normed);
@@ -459,13 +498,13 @@ struct Pass {
     const float* norm;  // after the last layer; null: the layers are all
     float epsilon;
     float* normed;  // [M, H]
-    Matrix<float> output;
+    Matrix output;
     float* logits;  // [M, outputs]; null: they are not asked for
     int64_t* best;  // [M] the best token of each
 };
 
 // Layers from `layer` on; to be called by all threads. What the last one left.
-static const float* run_all(const Layer<float>* layer, const Run& run) {
+static const float* run_all(const Layer* layer, const Run& run) {
     const int64_t numbers = run.tokens() * layer->hidden;
     const Work work(*layer, run.tokens(), run.scratch);
     const Scores scores(run);
@@ -480,7 +519,10 @@ static const float* run_all(const Layer<float>* layer, const Run& run) {
 
 extern "C" {
 
-void product(const Matrix<float>* a, int64_t tokens, const float* x, float* y) {
+// Whether there is a matrix unit, and the system lets this process use it.
+int64_t matrix_unit() { return unit_granted(); }
+
+void product(const Matrix* a, int64_t tokens, const float* x, float* y) {
 #pragma omp parallel
     multiply(*a, tokens, x, nullptr, y);
 }
@@ -491,13 +533,13 @@ void normalize(const float* weight, int64_t tokens, int64_t n, float epsilon, co
 }
 
 // Layers from `layer` on.
-void run_layers(const Layer<float>* layer, const Run* what) {
+void run_layers(const Layer* layer, const Run* what) {
 #pragma omp parallel
     run_all(layer, *what);
 }
 
 // The place of a token beyond the vocabulary, before anything is done; -1 where there is none.
-int64_t score(const Layer<float>* layer, const Pass* what) {
+int64_t score(const Layer* layer, const Pass* what) {
     const Pass& pass = *what;
     const int64_t tokens = pass.run.tokens(), hidden = layer->hidden;
     for (int64_t m = 0; pass.tokens && m < tokens; m++)

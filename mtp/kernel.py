@@ -19,8 +19,8 @@ import torch
 
 from mtp.errors import UserError
 
-SOURCE = Path(__file__).with_name("draft.cpp")  # includes the other
-SOURCES = (SOURCE, Path(__file__).with_name("kernel.cpp"))
+SOURCE = Path(__file__).with_name("draft.cpp")  # includes the others
+SOURCES = (SOURCE, *(SOURCE.with_name(name) for name in ("kernel.cpp", "tiles.cpp")))
 # No library is linked: OpenMP's functions are found in the runtime that torch has loaded, and threads shared.
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti",
@@ -28,12 +28,15 @@ FLAGS = (
 )  # fmt: skip
 
 
+FLOATS, BYTES, BFLOATS, TILES = range(4)  # how a matrix' weights lie
+
+
 class Matrix(Structure):
     """kernel.cpp's struct of that name."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("weight", "scale", "bias")),
-        *((name, c_int64) for name in ("outputs", "inputs")),
+        *((name, c_int64) for name in ("outputs", "inputs", "kind")),
     ]
 
 
@@ -166,12 +169,18 @@ def library() -> ctypes.CDLL:
     lib.run_layers.argtypes = [POINTER(Layer), POINTER(Run)]
     lib.normalize.argtypes = [pointer, number, number, c_float, pointer, pointer]
     lib.score.argtypes = [POINTER(Layer), POINTER(Pass)]
-    lib.score.restype = number
+    lib.score.restype = lib.matrix_unit.restype = number
     lib.draft_depths.argtypes = [POINTER(Depths)]
     lib.draft_exit.argtypes = [POINTER(Exit)]
     for function in (lib.product, lib.run_layers, lib.normalize, lib.draft_depths, lib.draft_exit):
         function.restype = None
     return lib
+
+
+@functools.cache
+def matrix_unit() -> bool:
+    """Whether the processor multiplies tiles (Intel's AMX), and the system lets this process use that."""
+    return bool(library().matrix_unit())
 
 
 def path() -> Path:

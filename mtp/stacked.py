@@ -1,41 +1,122 @@
-"""Matrices as the C++ kernels read them, row by row: in float32, and quantized where they only draft.
+"""Matrices as the C++ kernels read them: in the fewest bytes that lose nothing, and quantized where they only
+draft.
 
-Shapes: O outputs, I inputs.
+Most checkpoints are stored in bfloat16. Decoded in float32, every one of their weights has sixteen zero bits,
+which are not kept: half as much is to be read. Shapes: O outputs, I inputs.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from ctypes import c_size_t, c_void_p
 
 import torch
 from torch import Tensor, nn
 
-from mtp.kernel import Matrix
+from mtp.kernel import BFLOATS, BYTES, FLOATS, TILES, Matrix, matrix_unit
 from mtp.packed import joined_bias
 
 LARGE_PAGE, MADV_HUGEPAGE = 2**21, 14  # bytes; Linux's advice, which it may well not take
+TILE = (16, 32)  # outputs and inputs of what the processor's matrix unit reads at once
 
 
 class Stacked:
-    """The weights of some linears as one matrix, outputs one after the other; theirs become views of it."""
+    """The weights of some linears as one matrix, outputs one after the other.
 
-    def __init__(self, linears: Sequence[nn.Linear]):
-        self.linears = linears
-        self.weight = in_large_pages([linear.weight.data for linear in linears], torch.float32)
-        parts = self.weight.split([linear.out_features for linear in linears])
-        for one, part in zip(linears, parts, strict=True):
-            one.weight.data = part
-        self.bias = joined_bias(linears)
+    Where they are bfloat16 numbers they are kept as such, and the linears lose theirs until `restore`, but
+    for those of `shared` (ids of parameters), which somebody else reads: a tied embedding keeps its rows.
+    Otherwise the linears' weights become views of the matrix.
+    """
+
+    def __init__(self, linears: Sequence[nn.Linear], shared: Collection[int] = ()):
+        self.linears, self.bias = linears, joined_bias(linears)
+        self.outputs, self.inputs = sum(one.out_features for one in linears), linears[0].in_features
+        weights = [linear.weight.data for linear in linears]
+        self.kind, self.released = kind_of(weights), list[nn.Linear]()
+        if self.kind == FLOATS:
+            self.weight = in_large_pages(weights, torch.float32)
+            self._give(linears, self.weight)
+            return
+        rows = torch.cat([weight.bfloat16() for weight in weights])
+        self.weight = in_large_pages([tiles(rows) if self.kind == TILES else rows], torch.bfloat16)
+        self.released = [linear for linear in linears if id(linear.weight) not in shared]
+        self._take()
+
+    def _give(self, linears: Sequence[nn.Linear], rows: Tensor) -> None:
+        """Their parts of rows [O, I] to some of the linears."""
+        parts = rows.split([linear.out_features for linear in self.linears])
+        for one, part in zip(self.linears, parts, strict=True):
+            if one in linears:
+                one.weight.data = part
+
+    def _take(self) -> None:
+        for one in self.released:
+            one.weight.data = one.weight.data.new_empty(0)
 
     def matrix(self) -> Matrix:
-        return Matrix(self.weight.data_ptr(), None, address(self.bias), *self.weight.shape)
+        return Matrix(self.weight.data_ptr(), None, address(self.bias), self.outputs, self.inputs, self.kind)
+
+    def rows(self) -> Tensor:
+        """The weights [O, I] in float32, bit for bit; a copy where they are kept otherwise."""
+        if self.kind == FLOATS:
+            return self.weight
+        return (untiled(self.weight, self.inputs) if self.kind == TILES else self.weight).float()
 
     def quantized(self) -> "Quantized":
-        return Quantized(self.weight, self.bias)
+        return Quantized(self.rows(), self.bias)
+
+    def lend(self) -> None:
+        """Give the linears their weights for a while."""
+        if self.released:
+            self._give(self.released, self.rows())
 
     def restore(self) -> None:
+        """Give the linears weights of their own."""
+        self.lend()
         for one in self.linears:
             one.weight.data = one.weight.data.clone()
+
+
+@contextmanager
+def lent(matrices: Sequence[Stacked]) -> Iterator[None]:
+    """Linears with all their weights, for what is computed without a kernel."""
+    for one in matrices:
+        one.lend()
+    try:
+        yield
+    finally:
+        for one in matrices:
+            one._take()
+
+
+def kind_of(weights: Sequence[Tensor]) -> int:
+    """How the kernels read these weights [O, I] of one matrix fastest."""
+    if not all(torch.equal(weight.bfloat16().float(), weight) for weight in weights):
+        return FLOATS
+    fits = sum(map(len, weights)) % TILE[0] == 0 and weights[0].shape[1] % TILE[1] == 0
+    return TILES if fits and matrix_unit() else BFLOATS
+
+
+def tiles(rows: Tensor) -> Tensor:
+    """Rows [O, I] as tiles of 16 outputs and 32 inputs, in them pairs of inputs, output by output; the shape
+    says nothing any more. Output 1 with inputs 0 and 1 stands behind output 0 with these:
+
+    >>> tiles(torch.arange(512).view(16, 32)).flatten()[:6].tolist()
+    [0, 1, 32, 33, 64, 65]
+    """
+    outputs, inputs = rows.shape
+    blocks = rows.view(outputs // TILE[0], TILE[0], inputs // TILE[1], TILE[1] // 2, 2)
+    return blocks.permute(0, 2, 3, 1, 4).reshape(outputs, inputs)
+
+
+def untiled(weight: Tensor, inputs: int) -> Tensor:
+    """
+    >>> rows = torch.arange(2048).view(32, 64)
+    >>> torch.equal(untiled(tiles(rows), 64), rows)
+    True
+    """
+    blocks = weight.view(-1, inputs // TILE[1], TILE[1] // 2, TILE[0], 2)
+    return blocks.permute(0, 3, 1, 2, 4).reshape(-1, inputs)
 
 
 class Quantized:
@@ -49,7 +130,9 @@ class Quantized:
         self.weight, self.bias = in_large_pages([(weight / self.scale[:, None]).round()], torch.int8), bias
 
     def matrix(self) -> Matrix:
-        return Matrix(self.weight.data_ptr(), address(self.scale), address(self.bias), *self.weight.shape)
+        return Matrix(
+            self.weight.data_ptr(), address(self.scale), address(self.bias), *self.weight.shape, BYTES
+        )
 
 
 def in_large_pages(parts: list[Tensor], dtype: torch.dtype) -> Tensor:

@@ -32,6 +32,14 @@ def trunk_of(model_type: str, **options) -> Trunk:
 
 
 @torch.no_grad()
+def rounded(module):
+    """The same module with weights that are bfloat16 numbers, in float32."""
+    for parameter in module.parameters():
+        parameter.copy_(parameter.bfloat16())
+    return module
+
+
+@torch.no_grad()
 def quantizable(network):
     """The same network with weights that stay what they are when they are quantized: whole numbers up to 127,
     which every row has, times a power of two."""

@@ -7,15 +7,15 @@ import shutil
 import architectures
 import pytest
 import torch
-from architectures import LAYERS, gives_all_back, quantizable, trunk_of
+from architectures import LAYERS, gives_all_back, quantizable, rounded, trunk_of
 from tiny import tiny_network
 from torch import nn
 
 from decoding import Sampling, generate
 from decoding.cache import KVCache
 from mtp import Network, UserError, kernel
-from mtp.compiled import MOST_TOKENS, CompiledLinear
-from mtp.kernel import why_not
+from mtp.compiled import MOST_TOKENS, CompiledLinear, stacks
+from mtp.kernel import BFLOATS, TILES, matrix_unit, why_not
 from mtp.trunk import ARCHITECTURES
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
@@ -31,9 +31,15 @@ def built(trunk):
     return other
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(
+    scope="module",
+    params=[(one, change) for one in ARCHITECTURES for change in (lambda trunk: trunk, rounded)],
+    ids=[f"{one}-{stored}" for one in ARCHITECTURES for stored in ("float32", "bfloat16")],
+)
 def pair(request):
-    ours = trunk_of(request.param)
+    """A trunk in float32, of weights that were stored as float32 or bfloat16, and the same compiled."""
+    architecture, change = request.param
+    ours = change(trunk_of(architecture))
     return ours, built(ours)
 
 
@@ -58,6 +64,25 @@ def test_any_mask_and_any_positions_are_obeyed(pair):
 @torch.no_grad()
 def test_a_text_beyond_the_kernels_size_goes_through_torch(pair):
     agree(pair, TOKENS.repeat(1, MOST_TOKENS // 16 + 1))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@torch.no_grad()
+def test_a_long_text_in_tiles_goes_through_the_kernel(masked):
+    """By more than the queries that are attended together, with and without something before it."""
+    ours = rounded(trunk_of("llama", intermediate_size=64, max_position_embeddings=1024))
+    trunks, said = (ours, built(ours)), []
+    assert trunks[1].layers[0].unbounded == matrix_unit()
+    tokens = torch.randint(0, 64, (2, 300), generator=torch.manual_seed(0))
+    for trunk in trunks:
+        cache = KVCache(2, torch.device("cpu"))
+        for width in (5, 295):
+            window = cache.open(width, causal=not masked)
+            part = tokens[:, :width] if width == 5 else tokens[:, 5:]
+            out = trunk(part, positions=window.positions, mask=window.mask, cache=cache)
+            cache.commit(torch.ones(2, width, dtype=torch.bool))
+        said.append(out.logits)
+    torch.testing.assert_close(*said, **CLOSE)
 
 
 @torch.no_grad()
@@ -130,10 +155,11 @@ def test_what_a_token_gets_does_not_depend_by_a_bit_on_how_many_are_scored_with_
         cache.commit(torch.ones(1, 1, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("drafter", ["none", "sequential", "parallel", "eagle"])
+@pytest.mark.parametrize("drafter", ["none", "sequential", "parallel", "eagle", "early_exit"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_compiled_network_decodes_what_it_did_before(drafter, temperature):
     network = quantizable(tiny_network())  # as compiled heads draft with quantized weights
+    assert {one.kind for one in stacks(built(network.trunk))} <= {TILES, BFLOATS}
     options = {"drafter": drafter, "sampling": Sampling(temperature=temperature), "max_new_tokens": 30}
     before = [out.token_ids for out in generate(network, PROMPTS, **options)]
     assert network.compile_kernel() is None
@@ -148,8 +174,10 @@ def test_a_linear_is_itself(count):
     torch.testing.assert_close(CompiledLinear(linear)(x), linear(x), **CLOSE)
 
 
-def test_unpacking_gives_every_module_and_weight_back():
-    gives_all_back(tiny_network(tie_word_embeddings=True), Network.compile_kernel, "compiled")
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("change", [lambda network: network, rounded], ids=["float32", "bfloat16"])
+def test_unpacking_gives_every_module_and_weight_back(change, tied):
+    gives_all_back(change(tiny_network(tie_word_embeddings=tied)), Network.compile_kernel, "compiled")
 
 
 def test_one_form_takes_the_place_of_the_other():

@@ -1,0 +1,108 @@
+"""A matrix takes the fewest bytes that lose nothing, and says the same in any of them."""
+
+import doctest
+import shutil
+
+import pytest
+import torch
+from architectures import rounded
+from tiny import tiny_network
+from torch import nn
+
+import mtp.stacked
+from decoding.roofline import weight_bytes
+from mtp.compiled import MOST_TOKENS, CompiledLinear
+from mtp.kernel import BFLOATS, FLOATS, TILES, library, matrix_unit
+from mtp.stacked import Stacked, lent
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+COUNTS = (1, 2, 5, 6, 8, 10, 11, 15, 16, 17, 21, 32, 40, MOST_TOKENS)
+
+
+def linear_of(outputs, inputs, bias=False, change=rounded):
+    torch.manual_seed(0)
+    return change(nn.Linear(inputs, outputs, bias=bias))
+
+
+def test_the_documented_examples_hold():
+    assert doctest.testmod(mtp.stacked).failed == 0
+
+
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "kinds"),
+    [(48, 64, {TILES, BFLOATS}), (16, 32, {TILES, BFLOATS}), (40, 64, {BFLOATS}), (48, 48, {BFLOATS})],
+)
+def test_bfloat16_numbers_take_two_bytes_in_tiles_where_these_fit(outputs, inputs, kinds):
+    stacked = Stacked([linear_of(outputs, inputs)])
+    assert stacked.kind in kinds
+    assert (stacked.kind == TILES) == (TILES in kinds and matrix_unit())
+    assert stacked.weight.element_size() == 2
+
+
+def test_a_single_weight_that_needs_more_keeps_all_of_them_whole():
+    linear = linear_of(48, 64)
+    with torch.no_grad():
+        linear.weight[7, 9] = 1 + 2**-8
+    stacked = Stacked([linear])
+    assert stacked.kind == FLOATS
+    assert torch.equal(stacked.rows(), linear.weight)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs"), [(48, 64), (304, 576), (37, 41), (3, 96), (64, 33)])
+@torch.no_grad()
+def test_every_token_gets_its_product_and_the_same_bits_beside_any_number_of_others(outputs, inputs, bias):
+    linear = linear_of(outputs, inputs, bias)
+    x = torch.randn(MOST_TOKENS, inputs) * torch.logspace(-6, 6, MOST_TOKENS)[:, None]
+    weight, shift = linear.weight.double(), linear.bias.double() if bias else torch.zeros(outputs)
+    exact, size = x.double() @ weight.T + shift, x.double().abs() @ weight.abs().T + shift.abs()
+    compiled = CompiledLinear(linear)
+    whole = compiled(x)
+    assert ((whole - exact).abs() < 2e-6 * size).all()
+    for count in COUNTS:
+        assert torch.equal(compiled(x[:count]), whole[:count])
+
+
+@torch.no_grad()
+def test_numbers_that_no_bfloat16_holds_are_multiplied_whole():
+    """Each of a float's three parts counts: 1 + 2^-9 + 2^-20 against a weight that cancels the first."""
+    linear = nn.Linear(64, 16, bias=False)
+    linear.weight.zero_()
+    linear.weight[:, 0], linear.weight[:, 1] = 1.0, -1.0
+    x = torch.zeros(1, 64)
+    x[0, 0], x[0, 1] = 1 + 2**-9 + 2**-20, 1.0
+    assert torch.equal(CompiledLinear(linear)(x), torch.full((1, 16), 2**-9 + 2**-20))
+
+
+def test_linears_lose_weights_that_are_kept_elsewhere_and_are_lent_them():
+    linears = [linear_of(48, 64), linear_of(16, 64)]
+    weights = [linear.weight.detach().clone() for linear in linears]
+    stacked = Stacked(linears)
+    assert all(linear.weight.numel() == 0 for linear in linears)
+    with lent([stacked]):
+        assert all(torch.equal(one.weight, weight) for one, weight in zip(linears, weights, strict=True))
+    assert all(linear.weight.numel() == 0 for linear in linears)
+    assert torch.equal(stacked.rows(), torch.cat(weights))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_what_a_step_reads_is_halved_and_a_tied_embedding_held_apart(tied):
+    network = rounded(tiny_network(tie_word_embeddings=tied))
+    every, read = weight_bytes(network)
+    trunk = network.trunk
+    matrices = sum(part.weight.numel() for part in trunk.model.modules() if isinstance(part, nn.Linear))
+    embedding = trunk.model.get_input_embeddings().weight.numel()
+    network.compile_kernel()
+    assert weight_bytes(network) == (every - 2 * matrices + 4 * embedding * tied, read - 2 * matrices)
+
+
+def test_a_process_that_may_not_use_the_matrix_unit_gets_rows(monkeypatch):
+    monkeypatch.setattr(mtp.stacked, "matrix_unit", lambda: False)
+    linear = linear_of(48, 64)
+    weight = linear.weight.detach().clone()
+    stacked = Stacked([linear])
+    assert stacked.kind == BFLOATS
+    assert torch.equal(stacked.rows(), weight)
+    x, y = torch.randn(9, 64), torch.empty(9, 48)
+    library().product(stacked.matrix(), 9, x.data_ptr(), y.data_ptr())
+    torch.testing.assert_close(y, x @ weight.T)
