@@ -28,7 +28,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-FLOATS, BYTES, BFLOATS, TILES = range(4)  # how a matrix' weights lie
+FLOATS, BYTES, BFLOATS, TILES = range(4)  # how weights lie: kernel.cpp's Kind
 
 
 class Matrix(Structure):
