@@ -37,40 +37,51 @@ struct Depths {
     int64_t* picks;        // [depths, B] the tokens chosen, which are fed on; null: none is
 };
 
-// logits [M, R] of x [M, H], and the best token of each where they are asked for
-static void read_out(const Output& a, int64_t tokens, const float* x, float* logits, int64_t* picks) {
-    multiply(a.rows, tokens, x, nullptr, logits);
-    if (!picks) return;
-#pragma omp for schedule(static)
-    for (int64_t m = 0; m < tokens; m++) picks[m] = a.token(best(logits + m * a.rows.outputs, a.rows.outputs));
+// Logits [M, R] of x [M, H]; where `picks` are asked for the best token of each, by every thread in an array of its own.
+static void read_out(const Output& a, const Bests& bests, const float* x, float* logits, int64_t* picks) {
+    multiply(a.rows, bests.tokens, x, nullptr, logits);
+    if (picks) bests.find(logits, a.rows.outputs);
+    meet();
+    for (int64_t m = 0; picks && m < bests.tokens; m++) picks[m] = a.token(bests.of(logits, a.rows.outputs, m));
 }
 
-// joined [M, 2H] = norm(embedding of the token that stands `depth` columns on) ; norm(x)
-static void join(const Stage& a, const Depths& draft, int64_t depth, const float* x, float* joined) {
-    const int64_t n = a.block.hidden;
-#pragma omp for schedule(static)
-    for (int64_t m = 0; m < draft.run.tokens(); m++) {
-        const int64_t* line = draft.line + m / draft.run.width * draft.line_step;
-        norm(draft.embedding + line[m % draft.run.width + depth] * n, a.token_norm, n, a.block.epsilon, joined + m * 2 * n);
-        norm(x + m * n, a.state_norm, n, a.block.epsilon, joined + m * 2 * n + n);
+// A thread's copy of what a draft reads and chooses: nobody waits to be told a token that it can find itself.
+struct Line {
+    const Depths& draft;
+    int64_t size;  // tokens of a text
+    Memory<int64_t> tokens, picks;  // [B, size]; [depths, B]
+    explicit Line(const Depths& draft)
+        : draft(draft), size(draft.run.width + draft.depths + 1), tokens(draft.run.texts * size),
+          picks(draft.depths * draft.run.texts * draft.count) {}
+    void copy() {
+        for (int64_t b = 0; b < draft.run.texts; b++)
+            for (int64_t i = 1; i < size - 1; i++) tokens.numbers[b * size + i] = draft.line[b * draft.line_step + i];
     }
-}
-
-// The normed states [B, C, H] of the columns that are read out
-static void pick(const Stage& a, const Depths& draft, const float* x, float* y) {
-    const int64_t n = a.block.hidden;
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < draft.run.texts * draft.count; i++) {
-        const int64_t m = i / draft.count * draft.run.width + draft.columns[i];
-        norm(x + m * n, a.norm, n, a.block.epsilon, y + i * n);
+    // What column m of all is fed at a depth
+    int64_t at(int64_t m, int64_t depth) const {
+        return tokens.numbers[m / draft.run.width * size + m % draft.run.width + depth];
     }
+    // The tokens chosen at a depth, put behind what was read
+    void feed(int64_t depth) {
+        for (int64_t b = 0; b < draft.run.texts; b++)
+            tokens.numbers[b * size + draft.columns[b] + depth + 1] = picks.numbers[(depth - 1) * draft.run.texts + b];
+    }
+};
+
+// [M, 2H] norm(embedding of the token that stands `depth` columns on) ; norm(x)
+static const float* join(const Stage& a, const Depths& draft, const Line& line, int64_t depth, const float* x, float* own,
+                         float* shared) {
+    const int64_t n = a.block.hidden;
+    return prepare(draft.run.tokens(), own, shared, [&](int64_t m, float* y) {
+        norm(draft.embedding + line.at(m, depth) * n, a.token_norm, n, a.block.epsilon, y + m * 2 * n);
+        norm(x + m * n, a.state_norm, n, a.block.epsilon, y + m * 2 * n + n);
+    });
 }
 
-// The tokens chosen at this depth, put into every line behind what was read
-static void feed(const Depths& draft, int64_t depth) {
-#pragma omp for schedule(static)
-    for (int64_t b = 0; b < draft.run.texts; b++)
-        draft.line[b * draft.line_step + draft.columns[b] + depth + 1] = draft.picks[(depth - 1) * draft.run.texts + b];
+// The normed state of column i of [B, C], which are read out
+static inline void pick(const Stage& a, const Depths& draft, const float* x, int64_t i, float* y) {
+    const int64_t n = a.block.hidden, column = i / draft.count * draft.run.width + draft.columns[i];
+    norm(x + column * n, a.norm, n, a.block.epsilon, y + i * n);
 }
 
 // Lower layers of the trunk as a drafter: token by token, each through `below` layers and, if one follows, through those
@@ -112,26 +123,38 @@ void draft_depths(const Depths* what) {
     const bool fed = draft.stages[0]->token_norm;  // whether depths read tokens, so that one has to wait for the other
     float *joined = run.scratch, *entered = joined + run.tokens() * 2 * hidden, *rest = entered + run.tokens() * hidden;
     const Work work(draft.stages[0]->block, run.tokens(), rest);
+    const Bests bests(fed ? rows : draft.depths * rows);
 #pragma omp parallel
     {
-        const Scores scores(run);
+        const Own own(run, 2 * hidden);
+        Line line(draft);
+        if (fed) line.copy();
         const float* x = run.x;
         for (int64_t d = 0; d < draft.depths; d++) {
             const Stage& stage = *draft.stages[d];
-            float *read = draft.read + d * rows * hidden, *logits = draft.logits + d * rows * draft.output.rows.outputs;
             if (fed) {
-                join(stage, draft, d + 1, x, joined);
-                multiply(stage.project, run.tokens(), joined, nullptr, entered);
+                const float* pairs = join(stage, draft, line, d + 1, x, own.prepared, joined);
+                multiply(stage.project, run.tokens(), pairs, nullptr, entered);
+                meet();
             }
-            run_layer(stage.block, run, work, scores.numbers, fed ? entered : x, run.stored + 2 * d, run.y);
+            run_layer(stage.block, run, work, own, fed ? entered : x, run.stored + 2 * d, run.y);
             if (draft.chained) x = run.y;
-            pick(stage, draft, run.y, read);
-            if (!fed) continue;
-            read_out(draft.output, rows, read, logits, draft.picks ? draft.picks + d * rows : nullptr);
-            if (draft.picks) feed(draft, d + 1);
+            float *read = draft.read + d * rows * hidden, *logits = draft.logits + d * rows * draft.output.rows.outputs;
+            if (!fed) {
+                const Share mine(rows);
+                for (int64_t i = mine.first; i < mine.last; i++) pick(stage, draft, run.y, i, read);
+                continue;
+            }
+            const float* states = prepare(rows, own.prepared, read, [&](int64_t i, float* y) { pick(stage, draft, run.y, i, y); });
+            read_out(draft.output, bests, states, logits, draft.picks ? line.picks.numbers + d * rows : nullptr);
+            if (draft.picks) line.feed(d + 1);
         }
-        if (!fed)  // the output matrix is read once for all
-            read_out(draft.output, draft.depths * rows, draft.read, draft.logits, draft.picks);
+        if (!fed) {  // the output matrix is read once for all
+            meet();
+            read_out(draft.output, bests, draft.read, draft.logits, draft.picks ? line.picks.numbers : nullptr);
+        }
+        if (draft.picks && omp_get_thread_num() == 0)
+            for (int64_t i = 0; i < draft.depths * rows; i++) draft.picks[i] = line.picks.numbers[i];
     }
 }
 
@@ -142,24 +165,29 @@ void draft_exit(const Exit* what) {
     const Work work(*exit.layers[0], texts, exit.run.scratch + texts * hidden);
     float* above = exit.run.scratch;
     const Run last = moved(exit, exit.nodes - 1);
+    const Bests bests(texts);
 #pragma omp parallel
     {
-        const Scores scores(last);
+        const Own own(last, hidden);
+        const Memory<int64_t> tokens(texts);
+        const Share mine(texts);
+        for (int64_t b = 0; b < texts; b++) tokens.numbers[b] = exit.tokens[b];
         for (int64_t node = 0; node < exit.nodes; node++) {
             const Run run = moved(exit, node);
-            float *state = exit.run.y + node * texts * hidden, *x = state;
-            const int64_t* tokens = exit.tokens + node * texts;
-#pragma omp for schedule(static)
-            for (int64_t b = 0; b < texts; b++)
-                for (int64_t i = 0; i < hidden; i++) state[b * hidden + i] = exit.embedding[tokens[b] * hidden + i];
+            float* state = exit.run.y + node * texts * hidden;
+            for (int64_t b = mine.first; b < mine.last; b++)
+                for (int64_t i = 0; i < hidden; i++) state[b * hidden + i] = exit.embedding[tokens.numbers[b] * hidden + i];
+            meet();
+            const float* x = state;
             for (int64_t l = 0; l < (node + 1 < exit.nodes ? exit.all : exit.below); l++) {
                 float* y = l < exit.below ? state : above;
-                run_layer(*exit.layers[l], run, work, scores.numbers, x, exit.run.stored + 2 * l, y);
+                run_layer(*exit.layers[l], run, work, own, x, exit.run.stored + 2 * l, y);
                 x = y;
             }
             if (node + 1 == exit.nodes) break;
-            norms(x, exit.norm, texts, hidden, exit.epsilon, exit.read);
-            read_out(exit.output, texts, exit.read, exit.logits, exit.tokens + (node + 1) * texts);
+            x = norms(x, exit.norm, texts, hidden, exit.epsilon, own.prepared, exit.read);
+            read_out(exit.output, bests, x, exit.logits, tokens.numbers);
+            for (int64_t b = mine.first; b < mine.last; b++) exit.tokens[(node + 1) * texts + b] = tokens.numbers[b];
         }
     }
 }

@@ -8,6 +8,7 @@ Shapes: B rows, W columns, C columns read out, H hidden size, R rows of the outp
 depths.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from ctypes import POINTER, pointer
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from mtp import kernel
 from mtp.compiled import MOST_TOKENS, CompiledLayer, CompiledLinear
+from mtp.kernel import BYTES
 from mtp.stacked import Quantized, address
 
 
@@ -50,6 +52,12 @@ def picked(states: Tensor, columns: Tensor) -> Tensor:
     return states.gather(1, columns[..., None].expand(-1, -1, states.shape[2]))
 
 
+@functools.lru_cache(1024)
+def columns_at(places: tuple[int, ...], device: torch.device) -> Tensor:
+    """One column [B, 1] a row; to be read only."""
+    return torch.tensor(places, device=device)[:, None]
+
+
 class OutputRows:
     """The output matrix for drafting, whole or the rows of `ids` [R]."""
 
@@ -58,7 +66,7 @@ class OutputRows:
         self.ids, self.vocab_size = ids, len(rows)
         if ids is not None:
             rows, bias = rows[ids], None if bias is None else bias[ids]
-        self.quantized = Quantized(rows, bias)
+        self.quantized = Quantized([rows], bias)
         self.size = len(self.quantized.weight)
         self.struct = kernel.Output(self.quantized.matrix(), address(ids))
 
@@ -82,6 +90,10 @@ class Stage:
             joined = [address(token.weight), address(state.weight), self.project.matrix()]
         self.struct = kernel.Stage(*joined, block, address(parts.norm.weight))
 
+    @property
+    def kinds(self) -> set[int]:
+        return {matrix.kind for matrix in self.kept} | ({self.project.kind} if self.parts.join else set())
+
 
 class Depths:
     """A head that is drafted with in one call."""
@@ -94,13 +106,15 @@ class Depths:
         self.pointers: dict[tuple[int, int], Any] = {}  # to some of them, by first depth and count
         self.layer = self._stage(1).parts.layer
         self.angles = Angles(trunk)
+        self.most = MOST_TOKENS if BYTES in self._stage(1).kinds else None  # columns, where tokens are dear
         self.run = kernel.library().draft_depths
 
     def greedy(self, columns: Columns, count: int) -> Tensor:
-        """Depths 1 ... count, each fed the best token of the one before, which goes into the line: [B, D]."""
+        """Depths 1 ... count, each fed the best token of the one before: [B, D]."""
         picks = columns.read.new_empty(count, len(columns.read))
+        tokens = picks.T
         self._call(columns, 1, count, picks)
-        return picks.T
+        return tokens
 
     def logits(self, columns: Columns, first: int, count: int = 1) -> tuple[Tensor, Tensor]:
         """Depths first ... first + count - 1: the last one's states [B, W, H], and logits [D, B, C, V]."""
@@ -193,12 +207,16 @@ def kept(linear: CompiledLinear, key: Any, make: Callable[[], Any]) -> Any:
 def depths_of(trunk: Any, head: Any, states: Tensor) -> Depths | None:
     """A head as the kernel drafts with it on states [B, W, H]; None where its modules are to be called.
 
-    That is where the network is not compiled, the head has no layers, or the columns are too many.
+    That is where the network is not compiled, the head has no layers, or the columns are too many for rows of
+    bytes.
     """
     linear, (batch, width) = trunk.model.lm_head, states.shape[:2]
-    if not isinstance(linear, CompiledLinear) or batch * width > MOST_TOKENS:
+    if not isinstance(linear, CompiledLinear):
         return None
-    return kept(linear, ("depths", id(head)), lambda: (head, new_depths(trunk, head)))[1]
+    depths = kept(linear, ("depths", id(head)), lambda: (head, new_depths(trunk, head)))[1]
+    if depths is None or (depths.most is not None and batch * width > depths.most):
+        return None
+    return depths
 
 
 def new_depths(trunk: Any, head: Any) -> Depths | None:

@@ -4,6 +4,9 @@
 // tokens, each thread its own rows, and a weight that needs two bytes has two. A number is summed in the same order however many tokens run beside it: what a
 // token gets does not depend, by a single bit, on how many are scored with it.
 //
+// Every function below that is not of a single number, vector or block is called by all threads of a parallel region: each
+// does its share of the work, and they wait for each other where `meet` says so.
+//
 // Shapes: B texts, W tokens of each, M = B * W, H hidden size, Q query and K key heads of size D, I inner size,
 // S slots. Matrices are row by row, outputs first.
 #include <cmath>
@@ -13,6 +16,7 @@
 #ifdef __AVX2__
 #include <immintrin.h>
 #endif
+extern "C" int omp_get_thread_num(), omp_get_num_threads(), omp_get_max_threads();
 
 #ifdef __AVX512F__
 constexpr int V = 16, TOKENS = 8, SUMS = 28;  // numbers in a register; tokens that share one load of a weight;
@@ -23,6 +27,8 @@ constexpr int V = 8, TOKENS = 4, SUMS = 8, AHEAD = 1;
 constexpr int ROWS = 4;   // outputs computed side by side
 constexpr int SLOTS = 4;  // keys that share one load of a query
 constexpr int MOST = 128;  // queries of a text that are attended together
+constexpr int64_t UNIT = 16;  // outputs that one thread computes, or the unit's tiles hold
+constexpr int64_t FEW = 8;    // tokens that every thread prepares for itself
 
 typedef float vec __attribute__((vector_size(4 * V), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * V), aligned(4)));
@@ -103,6 +109,30 @@ static inline vec exponential(vec x) {
     return x < all(-87.0f) ? vec{} : e * (vec)power;
 }
 
+// What a thread does of `count` things: the same of as many, so that it finds again what it has made.
+struct Share {
+    int64_t first, last;
+    explicit Share(int64_t count, int64_t unit = 1) {
+        const int64_t units = (count + unit - 1) / unit, threads = omp_get_num_threads(), thread = omp_get_thread_num();
+        first = units * thread / threads * unit;
+        last = units * (thread + 1) / threads * unit;
+        if (last > count) last = count;
+    }
+};
+
+template <class Number>
+struct Memory {
+    Number* numbers;
+    explicit Memory(int64_t count) : numbers((Number*)malloc(count * sizeof(Number))) {}
+    Memory(const Memory&) = delete;
+    ~Memory() { free(numbers); }
+};
+
+// Threads wait for each other.
+static inline void meet() {
+#pragma omp barrier
+}
+
 // A matrix row by row.
 template <class Number>
 struct Rows {
@@ -112,8 +142,8 @@ struct Rows {
     int64_t outputs, inputs;
 };
 
-// How weights lie: bytes only where they draft, bfloat where no weight loses anything by it.
-enum Kind : int64_t { FLOATS, BYTES, BFLOATS, TILES };
+// How weights lie: bytes only where they draft, bfloat where no weight loses anything by it, both as tiles for a matrix unit.
+enum Kind : int64_t { FLOATS, BYTES, BFLOATS, TILES, BYTE_TILES };
 
 struct Matrix {
     const void* weight;
@@ -122,6 +152,12 @@ struct Matrix {
     Kind kind;
     template <class Number>
     Rows<Number> rows() const { return {(const Number*)weight, scale, bias, outputs, inputs}; }
+    // `count` of the outputs, from the first on; of tiles whole ones
+    Matrix part(int64_t first, int64_t count) const {
+        const int64_t size = kind == FLOATS ? 4 : kind == BYTES || kind == BYTE_TILES ? 1 : 2;
+        return {(const char*)weight + first * inputs * size, scale ? scale + first : nullptr, bias ? bias + first : nullptr,
+                count, inputs, kind};
+    }
 };
 
 constexpr int power_of_two(int n) { return n <= 1 ? 1 : 2 * power_of_two((n + 1) / 2); }  // n, rounded up to one
@@ -199,30 +235,26 @@ static inline void rows(const Rows<Number>& a, int64_t tokens, const float* x, c
     }
 }
 
-// To be called by all threads of a parallel region; they meet at its end.
 template <class Number>
 static void multiply(const Rows<Number>& a, int64_t tokens, const float* x, const float* add, float* y) {
-    const int64_t blocks = (a.outputs + ROWS - 1) / ROWS;
-#pragma omp for schedule(static)
-    for (int64_t block = 0; block < blocks; block++) {
-        const int64_t row = block * ROWS;
-        if (row + ROWS <= a.outputs)
-            rows(a, tokens, x, add, y, row);
-        else
-            for (int64_t m = 0; m < tokens; m++)
-                for (int64_t r = row; r < a.outputs; r++)
-                    dots<1, 1, false>(a, x + m * a.inputs, add ? add + m * a.outputs : nullptr, y + m * a.outputs, r);
-    }
+    const Share mine(a.outputs, UNIT);
+    int64_t row = mine.first;
+    for (; row + ROWS <= mine.last; row += ROWS) rows(a, tokens, x, add, y, row);
+    for (int64_t m = 0; m < tokens; m++)
+        for (int64_t r = row; r < mine.last; r++)
+            dots<1, 1, false>(a, x + m * a.inputs, add ? add + m * a.outputs : nullptr, y + m * a.outputs, r);
 }
 
 #include "tiles.cpp"
 
+// y [M, outputs] = x [M, inputs] weight' + bias + add. A thread makes its share of the outputs, in units.
 static void multiply(const Matrix& a, int64_t tokens, const float* x, const float* add, float* y) {
     switch (a.kind) {
         case FLOATS: return multiply(a.rows<float>(), tokens, x, add, y);
         case BYTES: return multiply(a.rows<byte>(), tokens, x, add, y);
         case BFLOATS: return multiply(a.rows<bfloat>(), tokens, x, add, y);
-        case TILES: return multiply_tiles(a, tokens, x, add, y);
+        case TILES: return multiply_tiles<Floats>(a, tokens, x, add, y);
+        case BYTE_TILES: return multiply_tiles<Bytes>(a, tokens, x, add, y);
     }
 }
 
@@ -237,9 +269,21 @@ static inline void norm(const float* x, const float* weight, int64_t n, float ep
     for (i = 0; i < n; i++) y[i] = weight[i] * (x[i] * scale);
 }
 
-static void norms(const float* x, const float* weight, int64_t tokens, int64_t n, float epsilon, float* y) {
-#pragma omp for schedule(static)
-    for (int64_t m = 0; m < tokens; m++) norm(x + m * n, weight, n, epsilon, y + m * n);
+// What `one(m, y)` puts into y for every token: few of them each thread prepares for itself, in memory of its own, which
+// takes less time than waiting for another.
+template <class One>
+static const float* prepare(int64_t tokens, float* own, float* shared, One one) {
+    const bool few = tokens <= FEW;
+    const Share mine(tokens);
+    float* y = few ? own : shared;
+    for (int64_t m = few ? 0 : mine.first; m < (few ? tokens : mine.last); m++) one(m, y);
+    if (!few) meet();
+    return y;
+}
+
+static const float* norms(const float* x, const float* weight, int64_t tokens, int64_t n, float epsilon, float* own,
+                          float* shared) {
+    return prepare(tokens, own, shared, [=](int64_t m, float* y) { norm(x + m * n, weight, n, epsilon, y + m * n); });
 }
 
 struct Layer {
@@ -396,8 +440,8 @@ static inline void turn(const float* x, const float* cosines, const float* sines
 // qkv [M, Q + 2K, D]: norms and turns the queries where they are, and the keys into their slots, values as well
 static void place(const Layer& a, const Run& run, float* qkv, float* keys, float* values) {
     const int64_t heads = a.queries + 2 * a.keys, half = a.size / 2;
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < run.tokens() * heads; i++) {
+    const Share mine(run.tokens() * heads);
+    for (int64_t i = mine.first; i < mine.last; i++) {
         const int64_t m = i / heads, head = i % heads, key = (head - a.queries) % a.keys;
         float* x = qkv + i * a.size;
         const int64_t at = m / run.width * run.text_step + key * run.head_step + run.slot(m) * a.size;
@@ -415,8 +459,8 @@ static void place(const Layer& a, const Run& run, float* qkv, float* keys, float
 static void attend_all(const Layer& a, const Run& run, const float* qkv, const float* keys, const float* values,
                        float* scores, float* seen) {
     const int64_t from = a.numbers(), to = a.queries * a.size, group = a.queries / a.keys;
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < run.texts * a.queries; i++) {
+    const Share mine(run.texts * a.queries);
+    for (int64_t i = mine.first; i < mine.last; i++) {
         const int64_t b = i / a.queries, q = i % a.queries, at = b * run.text_step + q / group * run.head_step;
         const uint8_t* mask = run.mask ? run.mask + b * run.mask_step : nullptr;
         for (int64_t w = 0; w < run.width; w += MOST) {
@@ -429,51 +473,59 @@ static void attend_all(const Layer& a, const Run& run, const float* qkv, const f
     }
 }
 
-// inner [M, 2I], gates and ups -> y [M, I]
-static void gate(const Layer& a, int64_t tokens, const float* inner, float* y) {
-#pragma omp for schedule(static)
+// gates and ups [M, I] -> y [M, I], the share of `multiply`
+static void gate(const Layer& a, int64_t tokens, const float* gates, const float* ups, float* y) {
+    const Share mine(a.inner, UNIT);
     for (int64_t m = 0; m < tokens; m++) {
-        const float *gate = inner + m * 2 * a.inner, *up = gate + a.inner;
+        const float *gate = gates + m * a.inner, *up = ups + m * a.inner;
         float* z = y + m * a.inner;
-        int64_t i = 0;
-        for (; i + V <= a.inner; i += V) {
+        int64_t i = mine.first;
+        for (; i + V <= mine.last; i += V) {
             vec g = load(gate + i);
             store(z + i, g / (1.0f + exponential(-g)) * load(up + i));
         }
-        for (; i < a.inner; i++) z[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+        for (; i < mine.last; i++) z[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
     }
 }
 
 // What layers of a kind work in, for M tokens: M * (2H + Q D + (Q + 2K) D + 3I) numbers.
 struct Work {
-    float *normed, *middle, *qkv, *seen, *inner, *product;
+    float *normed, *middle, *qkv, *seen, *gates, *ups, *product;
     Work(const Layer& a, int64_t tokens, float* scratch)
         : normed(scratch), middle(normed + tokens * a.hidden), qkv(middle + tokens * a.hidden),
-          seen(qkv + tokens * a.numbers()), inner(seen + tokens * a.queries * a.size),
-          product(inner + tokens * 2 * a.inner) {}
+          seen(qkv + tokens * a.numbers()), gates(seen + tokens * a.queries * a.size), ups(gates + tokens * a.inner),
+          product(ups + tokens * a.inner) {}
 };
 
-// Scores of one head's queries, of every thread
-struct Scores {
-    float* numbers;
-    explicit Scores(const Run& run)
-        : numbers((float*)malloc((run.width < MOST ? run.width : MOST) * (run.slots + V) * sizeof(float))) {}
-    ~Scores() { free(numbers); }
+// What a thread has for itself: room for few prepared tokens of at most `numbers` each, and scores of one head's queries.
+struct Own {
+    Memory<float> memory;
+    float *prepared, *scores;
+    Own(const Run& run, int64_t numbers)
+        : memory(FEW * numbers + (run.width < MOST ? run.width : MOST) * (run.slots + V)), prepared(memory.numbers),
+          scores(prepared + FEW * numbers) {}
 };
 
-// One layer of x [M, H], its keys and values in stored[0] and stored[1]; to be called by all threads. y may be x.
-static void run_layer(const Layer& a, const Run& run, const Work& work, float* scores, const float* x,
-                      float* const* stored, float* y) {
+// One layer of x [M, H], its keys and values in stored[0] and stored[1]. y may be x.
+static void run_layer(const Layer& a, const Run& run, const Work& work, const Own& own, const float* x, float* const* stored,
+                      float* y) {
     const int64_t tokens = run.tokens();
-    norms(x, a.first_norm, tokens, a.hidden, a.epsilon, work.normed);
-    multiply(a.qkv, tokens, work.normed, nullptr, work.qkv);
+    const float* normed = norms(x, a.first_norm, tokens, a.hidden, a.epsilon, own.prepared, work.normed);
+    multiply(a.qkv, tokens, normed, nullptr, work.qkv);
+    meet();
     place(a, run, work.qkv, stored[0], stored[1]);
-    attend_all(a, run, work.qkv, stored[0], stored[1], scores, work.seen);
+    meet();
+    attend_all(a, run, work.qkv, stored[0], stored[1], own.scores, work.seen);
+    meet();
     multiply(a.out, tokens, work.seen, x, work.middle);
-    norms(work.middle, a.second_norm, tokens, a.hidden, a.epsilon, work.normed);
-    multiply(a.gate_up, tokens, work.normed, nullptr, work.inner);
-    gate(a, tokens, work.inner, work.product);
+    meet();
+    normed = norms(work.middle, a.second_norm, tokens, a.hidden, a.epsilon, own.prepared, work.normed);
+    multiply(a.gate_up.part(0, a.inner), tokens, normed, nullptr, work.gates);
+    multiply(a.gate_up.part(a.inner, a.inner), tokens, normed, nullptr, work.ups);
+    gate(a, tokens, work.gates, work.ups, work.product);
+    meet();
     multiply(a.down, tokens, work.product, work.middle, y);
+    meet();
 }
 
 // The first of the best of n numbers; 0 where there is none
@@ -489,6 +541,27 @@ static int64_t best(const float* x, int64_t n) {
     return 0;
 }
 
+// The best output of every token: each thread's among those that it made, then of all.
+struct Bests {
+    int64_t tokens;
+    Memory<int64_t> rows;  // [threads, M]
+    explicit Bests(int64_t tokens) : tokens(tokens), rows(omp_get_max_threads() * tokens) {}
+    void find(const float* logits, int64_t outputs) const {
+        const Share mine(outputs, UNIT);
+        int64_t* row = rows.numbers + omp_get_thread_num() * tokens;
+        for (int64_t m = 0; m < tokens; m++) row[m] = mine.first + best(logits + m * outputs + mine.first, mine.last - mine.first);
+    }
+    // after `find` and `meet`
+    int64_t of(const float* logits, int64_t outputs, int64_t m) const {
+        int64_t found = rows.numbers[m];
+        for (int thread = 1; thread < omp_get_num_threads(); thread++) {
+            const int64_t row = rows.numbers[thread * tokens + m];
+            if (row < outputs && logits[m * outputs + row] > logits[m * outputs + found]) found = row;
+        }
+        return found;
+    }
+};
+
 // A pass over the trunk: what goes before and after its layers.
 struct Pass {
     Run run;
@@ -503,15 +576,14 @@ struct Pass {
     int64_t* best;  // [M] the best token of each
 };
 
-// Layers from `layer` on; to be called by all threads. What the last one left.
-static const float* run_all(const Layer* layer, const Run& run) {
+// Layers from `layer` on. What the last one left.
+static const float* run_all(const Layer* layer, const Run& run, const Own& own) {
     const int64_t numbers = run.tokens() * layer->hidden;
     const Work work(*layer, run.tokens(), run.scratch);
-    const Scores scores(run);
     const float* x = run.x;
     for (int64_t l = 0; l < run.layers; l++, layer = layer->next) {
         float* y = run.y + run.ends[l] * numbers;
-        run_layer(*layer, run, work, scores.numbers, x, run.stored + 2 * l, y);
+        run_layer(*layer, run, work, own, x, run.stored + 2 * l, y);
         x = y;
     }
     return x;
@@ -529,36 +601,45 @@ void product(const Matrix* a, int64_t tokens, const float* x, float* y) {
 
 void normalize(const float* weight, int64_t tokens, int64_t n, float epsilon, const float* x, float* y) {
 #pragma omp parallel if (tokens > 32)
-    norms(x, weight, tokens, n, epsilon, y);
+    {
+        const Share mine(tokens);
+        for (int64_t m = mine.first; m < mine.last; m++) norm(x + m * n, weight, n, epsilon, y + m * n);
+    }
 }
 
 // Layers from `layer` on.
 void run_layers(const Layer* layer, const Run* what) {
 #pragma omp parallel
-    run_all(layer, *what);
+    run_all(layer, *what, Own(*what, layer->hidden));
 }
 
 // The place of a token beyond the vocabulary, before anything is done; -1 where there is none.
 int64_t score(const Layer* layer, const Pass* what) {
     const Pass& pass = *what;
-    const int64_t tokens = pass.run.tokens(), hidden = layer->hidden;
+    const int64_t tokens = pass.run.tokens(), hidden = layer->hidden, outputs = pass.output.outputs;
     for (int64_t m = 0; pass.tokens && m < tokens; m++)
         if (pass.tokens[m] < 0 || pass.tokens[m] >= pass.vocabulary) return m;
+    const Bests bests(tokens);
 #pragma omp parallel
     {
+        const Own own(pass.run, hidden);
+        const Share mine(tokens);
         if (pass.tokens) {
-#pragma omp for schedule(static)
-            for (int64_t m = 0; m < tokens; m++)
+            for (int64_t m = mine.first; m < mine.last; m++)
                 for (int64_t i = 0; i < hidden; i++)
                     ((float*)pass.run.x)[m * hidden + i] = pass.embedding[pass.tokens[m] * hidden + i];
+            meet();
         }
-        const float* x = run_all(layer, pass.run);
-        if (pass.norm) norms(x, pass.norm, tokens, hidden, pass.epsilon, pass.normed);
+        const float* x = run_all(layer, pass.run, own);
+        if (pass.norm)
+            for (int64_t m = mine.first; m < mine.last; m++)
+                norm(x + m * hidden, pass.norm, hidden, pass.epsilon, pass.normed + m * hidden);
         if (pass.logits) {
+            meet();
             multiply(pass.output, tokens, pass.normed, nullptr, pass.logits);
-#pragma omp for schedule(static)
-            for (int64_t m = 0; m < tokens; m++)
-                pass.best[m] = best(pass.logits + m * pass.output.outputs, pass.output.outputs);
+            bests.find(pass.logits, outputs);
+            meet();
+            for (int64_t m = mine.first; m < mine.last; m++) pass.best[m] = bests.of(pass.logits, outputs, m);
         }
     }
     return -1;

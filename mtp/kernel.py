@@ -28,7 +28,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-FLOATS, BYTES, BFLOATS, TILES = range(4)  # how weights lie: kernel.cpp's Kind
+FLOATS, BYTES, BFLOATS, TILES, BYTE_TILES = range(5)  # how weights lie: kernel.cpp's Kind
 
 
 class Matrix(Structure):

@@ -13,11 +13,11 @@ from ctypes import c_size_t, c_void_p
 import torch
 from torch import Tensor, nn
 
-from mtp.kernel import BFLOATS, BYTES, FLOATS, TILES, Matrix, matrix_unit
+from mtp.kernel import BFLOATS, BYTE_TILES, BYTES, FLOATS, TILES, Matrix, matrix_unit
 from mtp.packed import joined_bias
 
 LARGE_PAGE, MADV_HUGEPAGE = 2**21, 14  # bytes; Linux's advice, which it may well not take
-TILE = (16, 32)  # outputs and inputs of what the processor's matrix unit reads at once
+TILE_OUTPUTS, TILE_LINE = 16, 64  # outputs of what the processor's matrix unit reads at once; bytes of each
 
 
 class Stacked:
@@ -60,10 +60,10 @@ class Stacked:
         """The weights [O, I] in float32, bit for bit; a copy where they are kept otherwise."""
         if self.kind == FLOATS:
             return self.weight
-        return (untiled(self.weight, self.inputs) if self.kind == TILES else self.weight).float()
+        return (untiled(self.weight) if self.kind == TILES else self.weight).float()
 
     def quantized(self) -> "Quantized":
-        return Quantized(self.rows(), self.bias)
+        return Quantized(self.rows().split([linear.out_features for linear in self.linears]), self.bias)
 
     def lend(self) -> None:
         """Give the linears their weights for a while."""
@@ -93,30 +93,45 @@ def kind_of(weights: Sequence[Tensor]) -> int:
     """How the kernels read these weights [O, I] of one matrix fastest."""
     if not all(torch.equal(weight.bfloat16().float(), weight) for weight in weights):
         return FLOATS
-    fits = sum(map(len, weights)) % TILE[0] == 0 and weights[0].shape[1] % TILE[1] == 0
-    return TILES if fits and matrix_unit() else BFLOATS
+    return TILES if fits_tiles(weights, 2) and matrix_unit() else BFLOATS
+
+
+def fits_tiles(weights: Sequence[Tensor], size: int) -> bool:
+    """Whether each of these [O, I] can be cut into tiles of numbers of `size` bytes."""
+    return all(
+        outputs % TILE_OUTPUTS == 0 and inputs % (TILE_LINE // size) == 0
+        for outputs, inputs in (weight.shape for weight in weights)
+    )
 
 
 def tiles(rows: Tensor) -> Tensor:
-    """Rows [O, I] as tiles of 16 outputs and 32 inputs, in them pairs of inputs, output by output; the shape
-    says nothing any more. Output 1 with inputs 0 and 1 stands behind output 0 with these:
+    """Rows [O, I] as tiles of 16 outputs, in them four bytes of inputs, output by output; the shape says
+    nothing any more. With numbers of two bytes, output 1 with inputs 0 and 1 stands behind output 0 with
+    these:
 
-    >>> tiles(torch.arange(512).view(16, 32)).flatten()[:6].tolist()
+    >>> tiles(torch.arange(512, dtype=torch.int16).view(16, 32)).flatten()[:6].tolist()
     [0, 1, 32, 33, 64, 65]
     """
     outputs, inputs = rows.shape
-    blocks = rows.view(outputs // TILE[0], TILE[0], inputs // TILE[1], TILE[1] // 2, 2)
+    size = rows.element_size()
+    blocks = rows.view(
+        outputs // TILE_OUTPUTS, TILE_OUTPUTS, inputs * size // TILE_LINE, TILE_LINE // 4, 4 // size
+    )
     return blocks.permute(0, 2, 3, 1, 4).reshape(outputs, inputs)
 
 
-def untiled(weight: Tensor, inputs: int) -> Tensor:
+def untiled(weight: Tensor) -> Tensor:
     """
-    >>> rows = torch.arange(2048).view(32, 64)
-    >>> torch.equal(untiled(tiles(rows), 64), rows)
+    >>> rows = torch.arange(2048, dtype=torch.int16).view(32, 64)
+    >>> torch.equal(untiled(tiles(rows)), rows)
     True
     """
-    blocks = weight.view(-1, inputs // TILE[1], TILE[1] // 2, TILE[0], 2)
-    return blocks.permute(0, 3, 1, 2, 4).reshape(-1, inputs)
+    outputs, inputs = weight.shape
+    size = weight.element_size()
+    blocks = weight.view(
+        outputs // TILE_OUTPUTS, inputs * size // TILE_LINE, TILE_LINE // 4, TILE_OUTPUTS, 4 // size
+    )
+    return blocks.permute(0, 3, 1, 2, 4).reshape(outputs, inputs)
 
 
 class Quantized:
@@ -125,13 +140,17 @@ class Quantized:
     The largest number of a row is 127, so that a weight is off by at most a 254th of its row's largest.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None):
+    def __init__(self, parts: Sequence[Tensor], bias: Tensor | None):
+        weight = torch.cat(list(parts))
         self.scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
-        self.weight, self.bias = in_large_pages([(weight / self.scale[:, None]).round()], torch.int8), bias
+        self.kind = BYTE_TILES if fits_tiles(parts, 1) and matrix_unit() else BYTES
+        numbers = (weight / self.scale[:, None]).round().to(torch.int8)
+        rows = tiles(numbers) if self.kind == BYTE_TILES else numbers
+        self.weight, self.bias = in_large_pages([rows], torch.int8), bias
 
     def matrix(self) -> Matrix:
         return Matrix(
-            self.weight.data_ptr(), address(self.scale), address(self.bias), *self.weight.shape, BYTES
+            self.weight.data_ptr(), address(self.scale), address(self.bias), *self.weight.shape, self.kind
         )
 
 

@@ -12,8 +12,8 @@ from torch import nn
 import mtp.stacked
 from decoding.roofline import weight_bytes
 from mtp.compiled import MOST_TOKENS, CompiledLinear
-from mtp.kernel import BFLOATS, FLOATS, TILES, library, matrix_unit
-from mtp.stacked import Stacked, lent
+from mtp.kernel import BFLOATS, BYTE_TILES, BYTES, FLOATS, TILES, library, matrix_unit
+from mtp.stacked import Quantized, Stacked, lent
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 COUNTS = (1, 2, 5, 6, 8, 10, 11, 15, 16, 17, 21, 32, 40, MOST_TOKENS)
@@ -74,6 +74,54 @@ def test_numbers_that_no_bfloat16_holds_are_multiplied_whole():
     assert torch.equal(CompiledLinear(linear)(x), torch.full((1, 16), 2**-9 + 2**-20))
 
 
+def product(matrix, x):
+    y = torch.empty(len(x), matrix.outputs)
+    library().product(matrix, len(x), x.data_ptr(), y.data_ptr())
+    return y
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("parts", "inputs", "tiles"),
+    [([48], 64, True), ([32, 16], 576, True), ([40, 8], 64, False), ([48], 96, False), ([3], 33, False)],
+)
+def test_quantized_weights_give_every_token_its_product_beside_any_others(parts, inputs, tiles, bias):
+    """Nothing but the weights is rounded, however large or small a token is; one is zero."""
+    torch.manual_seed(0)
+    weight, shift = torch.randn(sum(parts), inputs), torch.randn(sum(parts)) if bias else None
+    quantized = Quantized(weight.split(parts), shift)
+    assert quantized.kind == (BYTE_TILES if tiles and matrix_unit() else BYTES)
+    scale = quantized.scale.double()[:, None]
+    whole = (weight.double() / scale).round() * scale
+    x = torch.randn(MOST_TOKENS, inputs) * torch.logspace(-6, 6, MOST_TOKENS)[:, None]
+    x[5] = 0
+    more = shift.double() if bias else torch.zeros(sum(parts))
+    exact, size = x.double() @ whole.T + more, x.double().abs() @ whole.T.abs() + more.abs()
+    all_of_them = product(quantized.matrix(), x)
+    assert ((all_of_them - exact).abs() <= 2e-6 * size).all()
+    for count in COUNTS:
+        assert torch.equal(product(quantized.matrix(), x[:count]), all_of_them[:count])
+
+
+def test_however_many_threads_share_a_product_its_bits_are_the_same():
+    """Also where some of them get nothing: 40 outputs are three shares."""
+    threads, x = torch.get_num_threads(), torch.randn(5, 64)
+    weights = [torch.randn(40, 64), torch.randn(48, 64), torch.randn(48, 64).bfloat16().float()]
+    linears = [nn.Linear(64, len(weight), bias=False) for weight in weights]
+    for linear, weight in zip(linears, weights, strict=True):
+        linear.weight.data = weight
+    matrices = [Stacked([linear]) for linear in linears] + [Quantized([weight], None) for weight in weights]
+    try:
+        found = []
+        for count in (1, 2, 3, 7):
+            torch.set_num_threads(count)
+            found.append([product(one.matrix(), x) for one in matrices])
+    finally:
+        torch.set_num_threads(threads)
+    for some in found:
+        assert all(torch.equal(one, first) for one, first in zip(some, found[0], strict=True))
+
+
 def test_linears_lose_weights_that_are_kept_elsewhere_and_are_lent_them():
     linears = [linear_of(48, 64), linear_of(16, 64)]
     weights = [linear.weight.detach().clone() for linear in linears]
@@ -103,6 +151,6 @@ def test_a_process_that_may_not_use_the_matrix_unit_gets_rows(monkeypatch):
     stacked = Stacked([linear])
     assert stacked.kind == BFLOATS
     assert torch.equal(stacked.rows(), weight)
-    x, y = torch.randn(9, 64), torch.empty(9, 48)
-    library().product(stacked.matrix(), 9, x.data_ptr(), y.data_ptr())
-    torch.testing.assert_close(y, x @ weight.T)
+    x = torch.randn(9, 64)
+    torch.testing.assert_close(product(stacked.matrix(), x), x @ weight.T)
+    assert Quantized([weight], None).kind == BYTES
