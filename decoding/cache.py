@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding.tree import ancestors, depths, is_chain
-from mtp.compiled import Storage
+from mtp.compiled import Storage, Stored
 from mtp.graph_memory import LEAST_SLOTS, Memory
 
 
@@ -36,6 +36,7 @@ class KVCache:
         self.device = device
         self.capacity = capacity
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}  # [B, heads, capacity, D] each
+        self.stored: dict[tuple[int, ...], Stored] = {}  # some of them as the kernel finds them
         self.numbers = torch.arange(capacity, device=device)[None]  # [1, capacity] 0, 1, 2, ...
         self.window: Window | None = None
 
@@ -97,6 +98,7 @@ class KVCache:
         self.numbers = torch.arange(self.capacity, device=self.device)[None]
         for index, (keys, values) in self.layers.items():  # one by one: the old go as the new come
             self.layers[index] = (self._grown(keys), self._grown(values))
+        self.stored.clear()
 
     def _grown(self, old: Tensor) -> Tensor:
         new = old.new_zeros(old.shape[0], old.shape[1], self.capacity, old.shape[3])
@@ -120,14 +122,17 @@ class KVCache:
         """Instead of `update`, for a kernel that writes keys and values of the open window itself."""
         window = self.window
         assert window is not None
-        stored = [self._layer(index, hidden, heads, size) for index in layers]
-        return Storage(stored, window.size, window.first, window.slots)
+        key = (*layers,)
+        if key not in self.stored:
+            self.stored[key] = Stored([self._layer(index, hidden, heads, size) for index in key])
+        return Storage(self.stored[key], window.size, window.first, window.slots)
 
     def settle(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int, memory: Memory) -> Storage:
         """As `storage`, in buffers of `memory`, whose addresses a captured graph knows."""
         self._reserve(LEAST_SLOTS)
         for index in layers:
             self.layers[index] = memory.hold(index, self._layer(index, hidden, heads, size), self)
+        self.stored.clear()
         return self.storage(layers, hidden, heads, size)
 
     def _layer(self, index: int, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:
@@ -167,6 +172,7 @@ class KVCache:
         index = rows.to(self.device)
         self.lengths = [self.lengths[row] for row in rows.tolist()]
         self.layers = {layer: (k[index], v[index]) for layer, (k, v) in self.layers.items()}
+        self.stored.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,21 +46,22 @@ class Committed:
             self.tokens = grown(self.tokens, tokens, self.capacity)
             self.states = grown(self.states, states, self.capacity)
 
-    def since(self, starts: list[int]) -> tuple[Tensor, Tensor, list[int]]:
-        """Tokens [B, W] and states [B, W, H] from position starts[r] on, to be read only, and how many of the
-        W belong to each row.
+    def since(self, starts: list[int], beyond: int = 0) -> tuple[Tensor, Tensor, list[int]]:
+        """Tokens [B, W + beyond] and states [B, W, H] from position starts[r] on, and how many of the W
+        belong to each row. To be read only, but for tokens behind a row's own, which are anybody's.
 
         Rows with 5 and 3 committed tokens, starts [3, 2]: W = 2, counts [2, 1].
         """
         counts = [length - start for length, start in zip(self.lengths, starts, strict=True)]
-        if len(set(starts)) == 1 and starts[0] + max(counts) <= self.tokens.shape[1]:
-            window = slice(starts[0], starts[0] + max(counts))
-            return self.tokens[:, window], self.states[:, window], counts
-        offsets = torch.arange(max(counts), device=self.tokens.device)
+        most = max(counts)
+        self._reserve(max(starts) + most + beyond, self.tokens, self.states)
+        if len(set(starts)) == 1:
+            first, last = starts[0], starts[0] + most
+            return self.tokens[:, first : last + beyond], self.states[:, first:last], counts
+        offsets = torch.arange(most + beyond, device=self.tokens.device)
         slots = torch.tensor(starts, device=self.tokens.device)[:, None] + offsets
-        slots = slots.clamp(max=self.capacity - 1)
         rows = torch.arange(len(counts), device=slots.device)[:, None]
-        return self.tokens[rows, slots], self.states[rows, slots], counts
+        return self.tokens[rows, slots], self.states[rows, slots[:, :most]], counts
 
     def select(self, rows: Tensor) -> None:
         self.lengths = [self.lengths[row] for row in rows.tolist()]

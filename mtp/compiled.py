@@ -28,11 +28,22 @@ from mtp.stacked import Quantized, Stacked, address, lent
 MOST_TOKENS = 128  # of all rows together; beyond, torch's own products are faster, if no matrix unit is there
 
 
+class Stored:
+    """Keys and values of a run of layers, as the kernel finds them: [B, K, S or more, D] each, all of one
+    shape and without gaps."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]):
+        self.layers = layers
+        tensors = [tensor for pair in layers for tensor in pair]
+        self.pointers = (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+        self.text_step, self.head_step = tensors[0].stride()[:2]
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """Where a run of layers puts its keys and values, and how many slots there are to look at."""
 
-    layers: list[tuple[Tensor, Tensor]]  # [B, K, S or more, D] each, all of one shape and without gaps
+    stored: Stored
     size: int  # S
     first: int = 0  # the first token's slot
     slots: Tensor | None = None  # [B, W] every token's slot, where they do not follow each other
@@ -204,12 +215,12 @@ class CompiledLayer(nn.Module):
         have no gaps and must be kept until it is over."""
         batch, width, _ = hidden.shape
         cosines, sines = rotary
-        tensors = [tensor for pair in storage.layers for tensor in pair]
+        stored = storage.stored
         mask_step = 0 if mask is None or len(mask) == 1 else mask.stride(0)
         return Run(
             ends[-1], batch, width, storage.size,
             hidden.data_ptr(), cosines.data_ptr(), sines.data_ptr(), cosines.numel() // self.size,
-            addresses(tensors), tensors[0].stride(0), tensors[0].stride(1),
+            stored.pointers, stored.text_step, stored.head_step,
             address(storage.slots), storage.first, address(mask), mask_step,
             places(ends), scratch, states,
         )  # fmt: skip
@@ -221,11 +232,7 @@ class Own:
     def storage(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int) -> Storage:
         batch, width = hidden.shape[:2]
         keys, values = hidden.new_empty(2, batch, heads, width, size)
-        return Storage([(keys, values)] * len(layers), width)
-
-
-def addresses(tensors: Sequence[Tensor]) -> Any:
-    return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+        return Storage(Stored([(keys, values)] * len(layers)), width)
 
 
 @functools.lru_cache

@@ -48,7 +48,7 @@ class Exit:
         normed, logits = torch.empty_like(like), like.new_empty(batch, self.output.size)
         what = layer.what(
             like, (1,), mask=None if mask is None else mask[0], rotary=[angles[0] for angles in by_node],
-            storage=Storage(storage.layers, storage.size - count * grows, storage.first, places),
+            storage=Storage(storage.stored, storage.size - count * grows, storage.first, places),
             scratch=scratch.data_ptr(), states=states.data_ptr(),
         )  # fmt: skip
         self.run(kernel.Exit(

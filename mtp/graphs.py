@@ -107,10 +107,10 @@ class CapturedLayer(nn.Module):
         batch, width = hidden.shape[:2]
         indices, wide = range(self.index, self.index + ends[-1]), padded(width)
         storage = cache.settle(indices, hidden, self.heads[1], self.size, self.memory)
-        key = (ends, batch, wide, *(keys.data_ptr() for keys, _ in storage.layers))
+        key = (ends, batch, wide, *(keys.data_ptr() for keys, _ in storage.stored.layers))
         if key not in self.passes:
-            inputs = Inputs(hidden, rotary[0], wide, storage.layers[0][0].shape[2])
-            self.passes[key] = Pass(self.chain(ends[-1]), ends, storage.layers, inputs)
+            inputs = Inputs(hidden, rotary[0], wide, storage.stored.layers[0][0].shape[2])
+            self.passes[key] = Pass(self.chain(ends[-1]), ends, storage.stored.layers, inputs)
         one = self.passes[key]
         one.inputs.fill(hidden, rotary, mask, storage)
         return one.replay()[:, :, :width].clone()  # the next replay writes over it

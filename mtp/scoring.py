@@ -1,7 +1,7 @@
 """A pass over a compiled trunk in one call, from tokens to logits and the best token of each.
 
-Weights stream through the processor's caches and leave nothing else in them, so whatever is called between
-two kernels starts cold and takes several times as long as it does alone.
+Weights stream through the processor's caches and leave nothing else in them, so whatever is called after a
+kernel starts cold and takes several times as long as it does alone: what can be made before it is.
 
 Shapes: B rows, W tokens, H hidden size, V vocabulary, L layers.
 """
@@ -60,6 +60,11 @@ class Scorer:
         what = layer.what(hidden, ends, **given, scratch=memory.address(-1), states=memory.address(1))
         tokens, best = tokens.contiguous(), tokens.new_empty(batch, width) if logits else None
         last = whole in taps or logits
+        found = {first: hidden} if first in taps else {}
+        found |= {tap: memory.view(1 + ends.index(tap - first), batch, width, size) for tap in inside}
+        if whole in taps:
+            found[whole] = memory.view(-3, batch, width, size)
+        said = memory.view(-2, batch, width, outputs) if logits else None
         wrong = self.score(layer.struct, kernel.Pass(
             what, address(tokens) if states is None else None, address(self.embedding), len(self.embedding),
             address(self.norm.weight) if last else None, self.norm.epsilon, memory.address(-3),
@@ -67,11 +72,7 @@ class Scorer:
         ))  # fmt: skip
         if wrong >= 0:
             raise IndexError(f"token {int(tokens.flatten()[wrong])} is not one of {len(self.embedding)}")
-        found = {first: hidden} if first in taps else {}
-        found |= {tap: memory.view(1 + ends.index(tap - first), batch, width, size) for tap in inside}
-        if whole in taps:
-            found[whole] = memory.view(-3, batch, width, size)
-        return found, memory.view(-2, batch, width, outputs) if logits else None, best
+        return found, said, best
 
 
 def scorer_of(trunk: Any, first: int, tokens: Tensor, mask: Tensor | None, cache: Any) -> Scorer | None:

@@ -15,7 +15,7 @@ from decoding.draft import Context, Draft, no_draft
 from decoding.heads import need_head
 from decoding.shape import Shape, read_shape
 from mtp import Network
-from mtp.drafting import Columns, depths_of, picked
+from mtp.drafting import Columns, columns_at, depths_of, picked
 from mtp.parallel import Parallel
 
 
@@ -49,7 +49,7 @@ class ParallelDrafter:
         kernel = depths_of(self.trunk, self.head, states)
         window = self.cache.open(states.shape[1], causal=kernel is not None)
         rotary = kernel.angles.of(window) if kernel else self.trunk.rotary(states, window.positions)
-        last = torch.tensor([[max(n - 1, 0)] for n in counts], device=root.device)
+        last = columns_at(tuple(max(count - 1, 0) for count in counts), root.device)
         columns = Columns(states, tokens, 1, last, rotary, window.mask, self.cache)
         self.final[:count] = [list(self.committed.lengths) for _ in range(count)]
         room = drafting_room(context.room, self.committed.lengths)

@@ -20,7 +20,7 @@ from decoding.growth import Growth, read_growth
 from decoding.heads import need_head
 from decoding.staggered import Staggered
 from mtp import Network
-from mtp.drafting import Columns, Depths, depths_of, picked
+from mtp.drafting import Columns, Depths, columns_at, depths_of, picked
 from mtp.sequential import Sequential
 
 
@@ -102,11 +102,11 @@ class SequentialDrafter:
     def _line(self, root: Tensor, count: int) -> tuple[Tensor, Tensor, list[int]]:
         """Open slots of every row: tokens [B, W+count+1] up to the root, with places for what is drafted;
         the trunk's states [B, W, H]; the root's place in the line [B]."""
-        line, hidden, here = self.committed.since(self.streams.lengths)
+        line, hidden, here = self.committed.since(self.streams.lengths, beyond=count + 1)
         if len(set(here)) == 1:
-            return torch.cat([line, root[:, None], line.new_zeros(len(line), count)], dim=1), hidden, here
-        line = torch.cat([line, line.new_zeros(len(line), count + 1)], dim=1)
-        line[torch.arange(len(root), device=root.device), torch.tensor(here, device=root.device)] = root
+            line[:, here[0]] = root
+        else:
+            line[torch.arange(len(root), device=root.device), torch.tensor(here, device=root.device)] = root
         return line, hidden, here
 
     def _chain(self, root: Tensor, count: int, context: Context, room: list[int]) -> Draft:
@@ -115,7 +115,7 @@ class SequentialDrafter:
         kernel = depths_of(self.trunk, self.head, hidden)
         window = self.streams.open(hidden.shape[1], causal=kernel is not None)
         rotary = kernel.angles.of(window) if kernel else self.trunk.rotary(hidden, window.positions)
-        last = torch.tensor([[max(slot - 1, 0)] for slot in here], device=root.device)
+        last = columns_at(tuple(max(slot - 1, 0) for slot in here), root.device)
         columns = Columns(hidden, line, 1, last, rotary, window.mask, self.streams)
         if kernel is not None and context.takes_best:
             return drafted(kernel.greedy(columns, count), room)
