@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from decoding.tree import ancestors, depths, is_chain
-from mtp.compiled import Storage, Stored
 from mtp.graph_memory import LEAST_SLOTS, Memory
+from mtp.storage import Storage, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class KVCache:
             return
         self.capacity = 1 << (size - 1).bit_length()  # a power of two: few shapes, each captured once
         self.numbers = torch.arange(self.capacity, device=self.device)[None]
+        self.stored.clear()
         for index, (keys, values) in self.layers.items():  # one by one: the old go as the new come
             self.layers[index] = (self._grown(keys), self._grown(values))
-        self.stored.clear()
 
     def _grown(self, old: Tensor) -> Tensor:
         new = old.new_zeros(old.shape[0], old.shape[1], self.capacity, old.shape[3])
@@ -130,9 +130,9 @@ class KVCache:
     def settle(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int, memory: Memory) -> Storage:
         """As `storage`, in buffers of `memory`, whose addresses a captured graph knows."""
         self._reserve(LEAST_SLOTS)
+        self.stored.clear()
         for index in layers:
             self.layers[index] = memory.hold(index, self._layer(index, hidden, heads, size), self)
-        self.stored.clear()
         return self.storage(layers, hidden, heads, size)
 
     def _layer(self, index: int, like: Tensor, heads: int, size: int) -> tuple[Tensor, Tensor]:

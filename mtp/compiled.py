@@ -11,98 +11,19 @@ Shapes: B rows, W tokens, S slots, K key heads of size D, H hidden size.
 import ctypes
 import functools
 from collections.abc import Collection, Iterator, Sequence
-from ctypes import c_int64, c_void_p
-from dataclasses import dataclass
+from ctypes import c_int64
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
+from mtp.compiled_linear import MOST_TOKENS, CompiledLinear, CompiledNorm
 from mtp.fast_layer import shared_weights, swap
 from mtp.kernel import TILES, Layer, Run, library
 from mtp.packed import refuse
 from mtp.stacked import Quantized, Stacked, address, lent
-
-MOST_TOKENS = 128  # of all rows together; beyond, torch's own products are faster, if no matrix unit is there
-
-
-class Stored:
-    """Keys and values of a run of layers, as the kernel finds them: [B, K, S or more, D] each, all of one
-    shape and without gaps."""
-
-    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]):
-        self.layers = layers
-        tensors = [tensor for pair in layers for tensor in pair]
-        self.pointers = (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
-        self.text_step, self.head_step = tensors[0].stride()[:2]
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """Where a run of layers puts its keys and values, and how many slots there are to look at."""
-
-    stored: Stored
-    size: int  # S
-    first: int = 0  # the first token's slot
-    slots: Tensor | None = None  # [B, W] every token's slot, where they do not follow each other
-
-
-class CompiledLinear(nn.Module):
-    """Stands where an nn.Linear stood."""
-
-    def __init__(self, original: nn.Linear, shared: Collection[int] = ()):
-        super().__init__()
-        self.linear = [original]  # in a list: no submodule, as in CompiledLayer
-        self.stacked = Stacked([original], shared)
-        self.matrix, self.product = self.stacked.matrix(), library().product
-        self.made: dict[Any, Any] = {}  # what drafts with this output matrix, see mtp.drafting
-        self.register_state_dict_pre_hook(refuse)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        refuse()
-
-    @property
-    def weight(self) -> Tensor:
-        return self.stacked.rows() if self.stacked.released else self.linear[0].weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        return self.linear[0].bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = x.numel() // x.shape[-1]
-        if tokens > MOST_TOKENS and self.stacked.kind != TILES:
-            return linear(x, self.weight, self.bias)
-        x, y = x.contiguous(), x.new_empty(*x.shape[:-1], self.matrix.outputs)
-        self.product(self.matrix, tokens, x.data_ptr(), y.data_ptr())
-        return y
-
-    def restore(self) -> nn.Module:
-        self.stacked.restore()
-        return self.linear[0]
-
-
-class CompiledNorm(nn.Module):
-    """Stands where a norm of the trunk's kind stood."""
-
-    def __init__(self, norm: Any):
-        super().__init__()
-        self.norm = norm
-        self.weight, self.epsilon, self.normalize = norm.weight, norm.variance_epsilon, library().normalize
-        self.register_state_dict_pre_hook(refuse)
-
-    def restore(self) -> nn.Module:
-        return self.norm
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, size = x.contiguous(), x.shape[-1]
-        y = torch.empty_like(x)
-        self.normalize(
-            self.weight.data_ptr(), x.numel() // size, size, self.epsilon, x.data_ptr(), y.data_ptr(),
-        )  # fmt: skip
-        return y
+from mtp.storage import Own, Storage
 
 
 class CompiledLayer(nn.Module):
@@ -224,15 +145,6 @@ class CompiledLayer(nn.Module):
             address(storage.slots), storage.first, address(mask), mask_step,
             places(ends), scratch, states,
         )  # fmt: skip
-
-
-class Own:
-    """Keys and values of texts that nothing goes before; every layer uses the same memory."""
-
-    def storage(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int) -> Storage:
-        batch, width = hidden.shape[:2]
-        keys, values = hidden.new_empty(2, batch, heads, width, size)
-        return Storage(Stored([(keys, values)] * len(layers)), width)
 
 
 @functools.lru_cache

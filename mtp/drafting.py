@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from mtp import kernel
-from mtp.compiled import MOST_TOKENS, CompiledLayer, CompiledLinear
+from mtp.compiled import CompiledLayer
+from mtp.compiled_linear import MOST_TOKENS, CompiledLinear
 from mtp.kernel import BYTES
 from mtp.stacked import Quantized, address
 

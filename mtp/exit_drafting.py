@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from mtp import kernel
-from mtp.compiled import MOST_TOKENS, CompiledNorm, Storage
+from mtp.compiled_linear import MOST_TOKENS, CompiledNorm
 from mtp.drafting import kept, output_rows
 from mtp.stacked import address
+from mtp.storage import Storage
 
 
 class Exit:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mtp.compiled import Storage
+from mtp.storage import Storage
 
 LEAST_SLOTS = 512  # fewer would make graphs for many small buffers
 Pair = tuple[Tensor, Tensor]  # keys and values [B, K, S, D]

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from mtp import kernel
-from mtp.compiled import CompiledLayer, CompiledLinear, CompiledNorm, Own
+from mtp.compiled import CompiledLayer
+from mtp.compiled_linear import CompiledLinear, CompiledNorm
 from mtp.drafting import Angles, Pieces, kept
 from mtp.stacked import address
+from mtp.storage import Own
 
 
 class Scorer:

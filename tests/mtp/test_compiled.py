@@ -14,7 +14,8 @@ from torch import nn
 from decoding import Sampling, generate
 from decoding.cache import KVCache
 from mtp import Network, UserError, kernel
-from mtp.compiled import MOST_TOKENS, CompiledLinear, stacks
+from mtp.compiled import stacks
+from mtp.compiled_linear import MOST_TOKENS, CompiledLinear
 from mtp.kernel import BFLOATS, TILES, matrix_unit, why_not
 from mtp.trunk import ARCHITECTURES
 

@@ -18,7 +18,7 @@ from decoding.cache import KVCache
 from decoding.generate import build_drafter
 from mtp import Network
 from mtp.checkpoint import build_head
-from mtp.compiled import MOST_TOKENS
+from mtp.compiled_linear import MOST_TOKENS
 from mtp.drafting import Columns, depths_of, picked
 from mtp.exit_drafting import exit_of
 from mtp.kernel import matrix_unit

@@ -11,12 +11,13 @@ from torch import nn
 
 import mtp.stacked
 from decoding.roofline import weight_bytes
-from mtp.compiled import MOST_TOKENS, CompiledLinear
+from mtp.compiled_linear import MOST_TOKENS, CompiledLinear
 from mtp.kernel import BFLOATS, BYTE_TILES, BYTES, FLOATS, TILES, library, matrix_unit
 from mtp.stacked import Quantized, Stacked, lent
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 COUNTS = (1, 2, 5, 6, 8, 10, 11, 15, 16, 17, 21, 32, 40, MOST_TOKENS)
+MANY = 1100  # the matrix unit takes at most 512 at once
 
 
 def linear_of(outputs, inputs, bias=False, change=rounded):
@@ -101,6 +102,14 @@ def test_quantized_weights_give_every_token_its_product_beside_any_others(parts,
     assert ((all_of_them - exact).abs() <= 2e-6 * size).all()
     for count in COUNTS:
         assert torch.equal(product(quantized.matrix(), x[:count]), all_of_them[:count])
+
+
+@torch.no_grad()
+def test_tokens_that_go_through_in_several_passes_get_the_same_bits():
+    linear, x = linear_of(48, 64, bias=True), torch.randn(MANY, 64)
+    for one in (Quantized([linear.weight], linear.bias), Stacked([linear])):
+        pieces = [product(one.matrix(), piece) for piece in x.split(100)]
+        assert torch.equal(product(one.matrix(), x), torch.cat(pieces))
 
 
 def test_however_many_threads_share_a_product_its_bits_are_the_same():

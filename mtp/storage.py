@@ -1,0 +1,40 @@
+"""Where layers that run as one put their keys and values, as a kernel finds them.
+
+Shapes: B rows, W tokens, S slots, K key heads of size D.
+"""
+
+from collections.abc import Sequence
+from ctypes import c_void_p
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+class Stored:
+    """Keys and values of a run of layers, as the kernel finds them: [B, K, S or more, D] each, all of one
+    shape and without gaps."""
+
+    def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]):
+        self.layers = layers
+        tensors = [tensor for pair in layers for tensor in pair]
+        self.pointers = (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+        self.text_step, self.head_step = tensors[0].stride()[:2]
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where a run of layers puts its keys and values, and how many slots there are to look at."""
+
+    stored: Stored
+    size: int  # S
+    first: int = 0  # the first token's slot
+    slots: Tensor | None = None  # [B, W] every token's slot, where they do not follow each other
+
+
+class Own:
+    """Keys and values of texts that nothing goes before; every layer uses the same memory."""
+
+    def storage(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int) -> Storage:
+        batch, width = hidden.shape[:2]
+        keys, values = hidden.new_empty(2, batch, heads, width, size)
+        return Storage(Stored([(keys, values)] * len(layers)), width)
