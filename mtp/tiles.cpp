@@ -14,6 +14,7 @@
 constexpr int64_t LINE = 64, TILE_SIZE = 16 * LINE;  // bytes of a row, and of a tile
 constexpr int64_t PARTS = 3;                         // of a number
 constexpr int64_t TOGETHER = 16;                     // tokens whose sums are kept in the unit: three tiles of 16 rows
+constexpr int64_t SPLIT = 512;                       // tokens whose parts are in memory at once
 constexpr int64_t BEFORE = 2 * TILE_SIZE;            // how far ahead of its use a tile is fetched
 // The unit's tiles, which only digits name: 0 to 2 are sums of whole groups of 16 rows, 3 of what is left; 4 weights;
 // 5 and 6 rows, of a whole group and of what is left.
@@ -28,7 +29,7 @@ static inline void configure(int64_t rest) {
         tiles.bytes[tile] = LINE;
         tiles.rows[tile] = tile == REST_SUMS || tile == REST_ROWS ? rest : 16;
     }
-    _tile_loadconfig(&tiles);
+    __asm__ volatile("ldtilecfg %0" ::"m"(tiles));  // GCC 12's own way does not say that it reads all of them
 }
 
 // A float is the sum of three bfloat16 numbers, exactly: its leading eight bits, the next eight, and the last.
@@ -53,7 +54,8 @@ struct Bytes {
     static float unit(const float* x, int64_t n) {
         __m512 most = {};
         for (int64_t i = 0; i < n; i += V) most = _mm512_max_ps(most, _mm512_abs_ps((__m512)load(x + i)));
-        return _mm512_reduce_max_ps(most) / (127 * 65536);
+        const float largest = _mm512_reduce_max_ps(most);
+        return largest < 1e-30f ? 0 : largest / (127 * 65536);
     }
     static void split(vec x, float unit, char* y) {
         ints whole = (ints)_mm512_cvtps_epi32((__m512)(unit > 0 ? x / unit : vec{}));
@@ -135,6 +137,12 @@ static inline void sum_tokens(const char* weight, int64_t steps, const char* x, 
 // As `multiply` of rows. Every thread splits the tokens for itself: that takes less time than waiting for another.
 template <class Number>
 static void multiply_tiles(const Matrix& a, int64_t tokens, const float* x, const float* add, float* y) {
+    if (tokens > SPLIT) {
+        for (int64_t m = 0; m < tokens; m += SPLIT)
+            multiply_tiles<Number>(a, tokens - m < SPLIT ? tokens - m : SPLIT, x + m * a.inputs,
+                                   add ? add + m * a.outputs : nullptr, y + m * a.outputs);
+        return;
+    }
     const int64_t steps = a.inputs / Number::INPUTS, size = steps * PARTS * LINE, rest = PARTS * (tokens % TOGETHER) % 16;
     void* memory = malloc(tokens * (size + sizeof(float)) + 2 * LINE);
     char* parts = (char*)(((uintptr_t)memory + LINE - 1) / LINE * LINE);
