@@ -105,9 +105,9 @@ class Depths:
         self.output = output_rows(trunk, ids)
         self.stages: dict[int, Stage] = {}  # by the identity of the layer: deep depths share one
         self.pointers: dict[tuple[int, int], Any] = {}  # to some of them, by first depth and count
-        self.layer = self._stage(1).parts.layer
+        self.layer = self.stage(1).parts.layer
         self.angles = Angles(trunk)
-        self.most = MOST_TOKENS if BYTES in self._stage(1).kinds else None  # columns, where tokens are dear
+        self.most = MOST_TOKENS if BYTES in self.stage(1).kinds else None  # columns, where tokens are dear
         self.run = kernel.library().draft_depths
 
     def greedy(self, columns: Columns, count: int) -> Tensor:
@@ -145,11 +145,11 @@ class Depths:
 
     def _pointers(self, first: int, count: int) -> Any:
         if (first, count) not in self.pointers:
-            structs = [pointer(self._stage(depth).struct) for depth in range(first, first + count)]
+            structs = [pointer(self.stage(depth).struct) for depth in range(first, first + count)]
             self.pointers[first, count] = (POINTER(kernel.Stage) * count)(*structs)
         return self.pointers[first, count]
 
-    def _stage(self, depth: int) -> Stage:
+    def stage(self, depth: int) -> Stage:
         parts = self.parts(depth)
         if id(parts.layer) not in self.stages:
             self.stages[id(parts.layer)] = Stage(parts)
@@ -211,13 +211,25 @@ def depths_of(trunk: Any, head: Any, states: Tensor) -> Depths | None:
     That is where the network is not compiled, the head has no layers, or the columns are too many for rows of
     bytes.
     """
-    linear, (batch, width) = trunk.model.lm_head, states.shape[:2]
-    if not isinstance(linear, CompiledLinear):
-        return None
-    depths = kept(linear, ("depths", id(head)), lambda: (head, new_depths(trunk, head)))[1]
+    depths, (batch, width) = compiled(trunk, head), states.shape[:2]
     if depths is None or (depths.most is not None and batch * width > depths.most):
         return None
     return depths
+
+
+@torch.inference_mode()
+def prepare(trunk: Any, head: Any) -> None:
+    """Quantize a compiled head's weights now, so that no text waits for it."""
+    if (depths := compiled(trunk, head)) is not None:
+        for depth in range(1, head.depth + 1):
+            depths.stage(depth)
+
+
+def compiled(trunk: Any, head: Any) -> Depths | None:
+    linear = trunk.model.lm_head
+    if not isinstance(linear, CompiledLinear):
+        return None
+    return kept(linear, ("depths", id(head)), lambda: (head, new_depths(trunk, head)))[1]
 
 
 def new_depths(trunk: Any, head: Any) -> Depths | None:

@@ -38,6 +38,8 @@ class LayerSkip:
         self.exit_layer = skip[0]
         self.upper = kept_above(skip, trunk.num_layers)
         self.cache: KVCache | None = None
+        with torch.inference_mode():
+            self._kernel(1)  # quantizes the output matrix now, so that no text waits for it
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
         self.cache = cache

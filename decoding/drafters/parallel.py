@@ -15,7 +15,7 @@ from decoding.draft import Context, Draft, no_draft
 from decoding.heads import need_head
 from decoding.shape import Shape, read_shape
 from mtp import Network
-from mtp.drafting import Columns, columns_at, depths_of, picked
+from mtp.drafting import Columns, columns_at, depths_of, picked, prepare
 from mtp.parallel import Parallel
 
 
@@ -84,4 +84,6 @@ def build(
 ) -> ParallelDrafter:
     """widths: children of every node at depth 0, 1, ...; paths: a sparse tree. Without either a chain."""
     shape = read_shape("parallel", network.trunk.vocab_size, widths, paths)
-    return ParallelDrafter(network, need_head(network, "parallel"), shape)
+    head = need_head(network, "parallel")
+    prepare(network.trunk, head)
+    return ParallelDrafter(network, head, shape)

@@ -20,7 +20,7 @@ from decoding.growth import Growth, read_growth
 from decoding.heads import need_head
 from decoding.staggered import Staggered
 from mtp import Network
-from mtp.drafting import Columns, Depths, columns_at, depths_of, picked
+from mtp.drafting import Columns, Depths, columns_at, depths_of, picked, prepare
 from mtp.sequential import Sequential
 
 
@@ -177,4 +177,6 @@ def build(
     growth = read_growth(
         "sequential", network.trunk.vocab_size, widths=widths, tree_nodes=tree_nodes, top_k=top_k
     )
-    return SequentialDrafter(network, need_head(network, "sequential"), growth)
+    head = need_head(network, "sequential")
+    prepare(network.trunk, head)
+    return SequentialDrafter(network, head, growth)

@@ -256,6 +256,21 @@ def test_what_was_made_for_a_compiled_network_goes_with_that_form():
     assert run() == before
 
 
+@pytest.mark.parametrize("name", ["sequential", "parallel", "early_exit", "layer_skip"])
+def test_a_drafter_is_ready_before_it_gets_a_text(name):
+    """What is quantized once is no part of any text's seconds."""
+    network = quantizable(tiny_network())
+    assert network.compile_kernel() is None
+    drafter = build_drafter(network, name)
+    made = network.trunk.model.lm_head.made
+    stages = lambda: [len(kept[1].stages) for key, kept in made.items() if key[0] == "depths"]  # noqa: E731
+    ready, quantized = stages(), {key for key in made if key != "scorer"}
+    assert quantized
+    generate(network, TEXT, drafter=drafter, max_new_tokens=20)
+    assert stages() == ready
+    assert {key for key in made if key != "scorer"} == quantized
+
+
 def test_more_rows_than_the_kernel_is_for_go_through_the_modules():
     network = quantizable(tiny_network())
     options = {"drafter": "sequential", "max_new_tokens": 6}
