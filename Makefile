@@ -22,7 +22,7 @@ install: $(VENV)/.installed ## make the virtual environment with the tested vers
 demo: $(VENV)/.installed ## complete a built-in prompt with the shipped network, beside plain decoding
 	$(BIN)/python decode.py model=networks/pystdlib drafter=sequential compare=true $(ARGS)
 
-test: $(VENV)/.installed ## run the test suite (CPU, three to four minutes)
+test: $(VENV)/.installed ## run the test suite (CPU, three to five minutes)
 	$(BIN)/python -m pytest $(ARGS)
 
 check: $(VENV)/.installed ## lint, format, types and the import rule

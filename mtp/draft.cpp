@@ -28,7 +28,7 @@ struct Depths {
     Run run;                     // x [M, H] is what depth 1 reads; stored is by depth; y [M, H] the last depth's state
     int64_t chained;             // whether a depth reads the one before
     const float* embedding;      // [tokens, H]
-    int64_t* line;               // [B, line_step] texts from the first column's on: depth d = 1, 2, ... reads column + d
+    const int64_t* line;         // [B, line_step] texts from the first column's on: depth d = 1, 2, ... reads column + d
     int64_t line_step;
     const int64_t* columns;  // [B, C] columns that are read out, C = 1 where tokens are chosen
     int64_t count;           // C

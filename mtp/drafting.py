@@ -22,7 +22,6 @@ from torch import Tensor
 from mtp import kernel
 from mtp.compiled import CompiledLayer
 from mtp.compiled_linear import MOST_TOKENS, CompiledLinear
-from mtp.kernel import BYTES
 from mtp.stacked import Quantized, address
 
 
@@ -107,7 +106,9 @@ class Depths:
         self.pointers: dict[tuple[int, int], Any] = {}  # to some of them, by first depth and count
         self.layer = self.stage(1).parts.layer
         self.angles = Angles(trunk)
-        self.most = MOST_TOKENS if BYTES in self.stage(1).kinds else None  # columns, where tokens are dear
+        self.most = (
+            MOST_TOKENS if kernel.BYTES in self.stage(1).kinds else None
+        )  # columns, where tokens are dear
         self.run = kernel.library().draft_depths
 
     def greedy(self, columns: Columns, count: int) -> Tensor:

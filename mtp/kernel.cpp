@@ -556,7 +556,7 @@ struct Bests {
         int64_t found = rows.numbers[m];
         for (int thread = 1; thread < omp_get_num_threads(); thread++) {
             const int64_t row = rows.numbers[thread * tokens + m];
-            if (row < outputs && logits[m * outputs + row] > logits[m * outputs + found]) found = row;
+            if (logits[m * outputs + row] > logits[m * outputs + found]) found = row;
         }
         return found;
     }

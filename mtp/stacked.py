@@ -30,7 +30,8 @@ class Stacked:
 
     def __init__(self, linears: Sequence[nn.Linear], shared: Collection[int] = ()):
         self.linears, self.bias = linears, joined_bias(linears)
-        self.outputs, self.inputs = sum(one.out_features for one in linears), linears[0].in_features
+        self.sizes, self.inputs = [one.out_features for one in linears], linears[0].in_features
+        self.outputs = sum(self.sizes)
         weights = [linear.weight.data for linear in linears]
         self.kind, self.released = kind_of(weights), list[nn.Linear]()
         if self.kind == FLOATS:
@@ -44,8 +45,7 @@ class Stacked:
 
     def _give(self, linears: Sequence[nn.Linear], rows: Tensor) -> None:
         """Their parts of rows [O, I] to some of the linears."""
-        parts = rows.split([linear.out_features for linear in self.linears])
-        for one, part in zip(self.linears, parts, strict=True):
+        for one, part in zip(self.linears, rows.split(self.sizes), strict=True):
             if one in linears:
                 one.weight.data = part
 
@@ -63,7 +63,7 @@ class Stacked:
         return (untiled(self.weight) if self.kind == TILES else self.weight).float()
 
     def quantized(self) -> "Quantized":
-        return Quantized(self.rows().split([linear.out_features for linear in self.linears]), self.bias)
+        return Quantized(self.rows().split(self.sizes), self.bias)
 
     def lend(self) -> None:
         """Give the linears their weights for a while."""
@@ -141,7 +141,7 @@ class Quantized:
     """
 
     def __init__(self, parts: Sequence[Tensor], bias: Tensor | None):
-        weight = torch.cat(list(parts))
+        weight = parts[0] if len(parts) == 1 else torch.cat(list(parts))
         self.scale = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         self.kind = BYTE_TILES if fits_tiles(parts, 1) and matrix_unit() else BYTES
         numbers = (weight / self.scale[:, None]).round().to(torch.int8)

@@ -6,6 +6,8 @@ Shapes: B rows, W tokens, S slots, K key heads of size D.
 from collections.abc import Sequence
 from ctypes import c_void_p
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -16,9 +18,12 @@ class Stored:
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]]):
         self.layers = layers
-        tensors = [tensor for pair in layers for tensor in pair]
-        self.pointers = (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
-        self.text_step, self.head_step = tensors[0].stride()[:2]
+        self.text_step, self.head_step = layers[0][0].stride()[:2]
+
+    @cached_property  # a captured graph asks for none
+    def pointers(self) -> Any:
+        tensors = [tensor for pair in self.layers for tensor in pair]
+        return (c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class ParallelDrafter:
     def __init__(self, network: Network, head: Parallel, shape: Shape):
         self.trunk, self.head, self.shape = network.trunk, head, shape
         self.taps = head.taps
+        prepare(self.trunk, head)
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
         self.cache = KVCache(batch_size, self.trunk.device)
@@ -84,6 +85,4 @@ def build(
 ) -> ParallelDrafter:
     """widths: children of every node at depth 0, 1, ...; paths: a sparse tree. Without either a chain."""
     shape = read_shape("parallel", network.trunk.vocab_size, widths, paths)
-    head = need_head(network, "parallel")
-    prepare(network.trunk, head)
-    return ParallelDrafter(network, head, shape)
+    return ParallelDrafter(network, need_head(network, "parallel"), shape)

@@ -62,6 +62,7 @@ class SequentialDrafter:
     def __init__(self, network: Network, head: Sequential, growth: Growth):
         self.trunk, self.head, self.growth = network.trunk, head, growth
         self.taps = head.taps
+        prepare(self.trunk, head)
 
     def reset(self, batch_size: int, cache: KVCache) -> None:
         self.streams = KVCache(batch_size, self.trunk.device)  # one layer a depth
@@ -177,6 +178,4 @@ def build(
     growth = read_growth(
         "sequential", network.trunk.vocab_size, widths=widths, tree_nodes=tree_nodes, top_k=top_k
     )
-    head = need_head(network, "sequential")
-    prepare(network.trunk, head)
-    return SequentialDrafter(network, head, growth)
+    return SequentialDrafter(network, need_head(network, "sequential"), growth)
