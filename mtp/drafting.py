@@ -106,9 +106,8 @@ class Depths:
         self.pointers: dict[tuple[int, int], Any] = {}  # to some of them, by first depth and count
         self.layer = self.stage(1).parts.layer
         self.angles = Angles(trunk)
-        self.most = (
-            MOST_TOKENS if kernel.BYTES in self.stage(1).kinds else None
-        )  # columns, where tokens are dear
+        rows = kernel.BYTES in self.stage(1).kinds  # not only tiles, so that every column costs
+        self.most = MOST_TOKENS if rows else None
         self.run = kernel.library().draft_depths
 
     def greedy(self, columns: Columns, count: int) -> Tensor:
