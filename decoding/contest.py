@@ -1,15 +1,16 @@
 """Several ways to decode one prompt, timed in turn: our drafters, plain decoding, and other packages."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Protocol
 
-from decoding.costs import MEASURED
+from decoding.costs import OF_DRAFTERS, Known
 from decoding.draft import Drafter
-from decoding.draft_length import Costs
 from decoding.drafters.draft_model import load
+from decoding.experience import Experience
 from decoding.generate import build_drafter, generate
 from decoding.rows import Completion
 from decoding.timed import Timed
@@ -40,18 +41,22 @@ class Contender(Protocol):
 class Ours:
     """One of our drafters, built anew for every run: one that remembers earlier outputs would know this one.
 
-    What automatic length has measured is of the machine, not of the text, and is kept from run to run.
+    What automatic length has measured is of the machine, not of the text, and is kept from run to run. What
+    it has learned of acceptance is kept from prompt to prompt, but not from one run of a prompt to the next.
     stopwatch: take the drafter's own time, for which a GPU has to wait. options are generate's.
     """
 
     def __init__(self, name: str, network: Network, build: Build, *, stopwatch: bool = False, **options: Any):
         self.name, self.network, self.build = name, network, build
         self.stopwatch, self.options = stopwatch, options
-        self.costs: dict[tuple[str, int], Costs] = {}
+        self.known, self.before, self.prompt = Known(), Experience(), list[int]()
 
     def __call__(self, prompt: list[int], max_new_tokens: int) -> Run:
         drafter = Timed(self.build()) if self.stopwatch else self.build()
-        MEASURED[drafter] = self.costs
+        if prompt != self.prompt:
+            self.prompt, self.before = prompt, copy.deepcopy(self.known.experience)
+        self.known.experience = copy.deepcopy(self.before)
+        OF_DRAFTERS[drafter] = self.known
         began = time.perf_counter()
         done = generate(
             self.network, prompt, drafter=drafter, **self.options | {"max_new_tokens": max_new_tokens}

@@ -9,6 +9,7 @@ import dataclasses
 import time
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from decoding.cache import KVCache
 from decoding.draft import Context, Draft, Drafter, Verdict
 from decoding.draft_length import CHOICES, Costs
+from decoding.experience import Experience
 from decoding.judge import Lines, Verifier, follow
 from decoding.loop import VERIFIERS, decode
 from decoding.replay import Text
@@ -78,7 +80,7 @@ class Rehearsal:
             self.costs.add(self.plan[self.step - 1][0], now - self.began)
         self.began = now
 
-    def learn(self, row: int, reached: list[float]) -> None:
+    def learn(self, row: int, drafted: int, reached: list[float]) -> None:
         pass
 
     @property
@@ -114,16 +116,34 @@ def measure(
     return run.costs
 
 
-MEASURED: weakref.WeakKeyDictionary[Drafter, dict[tuple[str, int], Costs]] = weakref.WeakKeyDictionary()
+@dataclass(slots=True)
+class Known:
+    """What automatic length knows of one drafter: seconds of steps by verifier and number of rows, measured
+    when first asked for, and what its drafts came to."""
+
+    costs: dict[tuple[str, int], Costs] = field(default_factory=dict)
+    experience: Experience = field(default_factory=Experience)
 
 
-def calibrated(network: Network, rows: Sequence[Row], drafter: Drafter, verifier: str) -> Costs:
-    """What steps cost with this drafter, verifier and so many rows, measured when first asked for."""
-    known, key = MEASURED.setdefault(drafter, {}), (verifier, len(rows))
-    if key not in known:
+# Of drafters, and of those that were built for a name, which are new for every call.
+OF_DRAFTERS: weakref.WeakKeyDictionary[Drafter, Known] = weakref.WeakKeyDictionary()
+OF_NAMES: weakref.WeakKeyDictionary[Network, dict[tuple[str, str], Known]] = weakref.WeakKeyDictionary()
+
+
+def known(network: Network, drafter: str | Drafter) -> Known:
+    """What is known so far of this drafter, or of this network's drafter of that name."""
+    if isinstance(drafter, str):
+        return OF_NAMES.setdefault(network, {}).setdefault((drafter, network.form), Known())
+    return OF_DRAFTERS.setdefault(drafter, Known())
+
+
+def calibrated(network: Network, rows: Sequence[Row], drafter: Drafter, verifier: str, known: Known) -> Costs:
+    """What steps cost with this drafter, verifier and so many rows, measured unless it is known."""
+    key = verifier, len(rows)
+    if key not in known.costs:
         texts = [Text(row.prompt.ids[-TAIL:], [], row.sampling, 0) for row in rows]
-        known[key] = measure(network, texts, copy.copy(drafter), verifier, LENGTHS, calls=FEW)
-    return known[key]
+        known.costs[key] = measure(network, texts, copy.copy(drafter), verifier, LENGTHS, calls=FEW)
+    return known.costs[key]
 
 
 def endless_row(network: Network, index: int, text: Text, limit: int) -> Row:

@@ -5,12 +5,12 @@ how surely depth k was accepted lately, if k-1 was, and cost(g) the measured tim
 decision depends on the past only, never on what is drafted, so it cannot bias the output (design rule 6).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
+from decoding.experience import Experience, Record
+
 CHOICES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # acceptance at depth 1 before any test, and for how many tests it counts
-MEMORY = 0.95  # weight of the tests before, each time a depth is tested
 HOPE = 1.5  # standard deviations by which acceptance may be better than estimated when drafting is given up
 GAIN = 1.05  # drafting must promise so much more than plain decoding
 # Plain steps before a draft of one token is tried again: as many as make that cost PROBE_SHARE of them,
@@ -32,8 +32,9 @@ class Policy(Protocol):
     def learns(self) -> bool:
         """Whether it wants to hear."""
 
-    def learn(self, row: int, reached: list[float]) -> None:
-        """A draft of this row was accepted as far as depth k with chance reached[k-1], given its tokens."""
+    def learn(self, row: int, drafted: int, reached: list[float]) -> None:
+        """A step of this row drafted so far and was accepted as far as depth k with chance reached[k-1],
+        given its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class FixedLength:
     def ask(self, rows: list[int]) -> list[int]:
         return [self.most] * len(rows)
 
-    def learn(self, row: int, reached: list[float]) -> None:
+    def learn(self, row: int, drafted: int, reached: list[float]) -> None:
         pass
 
 
@@ -75,89 +76,52 @@ class Costs:
         return y0 + (y1 - y0) * (drafted - x0) / (x1 - x0)
 
 
-@dataclass(slots=True)
-class Record:
-    """What one row's drafts came to, recent ones counting more."""
-
-    tested: list[float] = field(default_factory=list)
-    accepted: list[float] = field(default_factory=list)
-    doubt: list[float] = field(default_factory=list)  # what the guess before any test still counts for
-    idle: int = 0  # plain steps since the last draft
-    patience: int = PROBE_BOUNDS[0]
-    best: int | None = None  # the length that this comes to; None: to be found
-
-    def count(self, reached: list[float]) -> None:
-        """Depth k was reached with chance reached[k-1], so depth k+1 was tested with that chance.
-
-        >>> record = Record(); record.count([0.5, 0.25]); record.tested, record.accepted
-        ([1.0, 0.5], [0.5, 0.25])
-        """
-        self.best = None
-        missing = len(reached) - len(self.tested)
-        self.tested += [0.0] * missing
-        self.accepted += [0.0] * missing
-        self.doubt += [PRIOR_WEIGHT] * missing
-        for depth, (before, now) in enumerate(zip([1.0, *reached], reached, strict=False)):
-            kept = MEMORY**before
-            self.tested[depth] = kept * self.tested[depth] + before
-            self.accepted[depth] = kept * self.accepted[depth] + now
-            self.doubt[depth] *= kept
-
-    def rates(self, depth: int, hope: float = 0.0) -> list[float]:
-        """Estimated acceptance of depths 1 ... depth; an untested one is like the one before it.
-
-        hope: so many standard deviations of the estimate, a Beta law's, are added where a depth was tested.
-
-        >>> Record([8.0], [6.0], [1.0]).rates(2)
-        [0.7555555555555555, 0.7555555555555555]
-        >>> [round(rate, 3) for rate in Record([8.0], [6.0], [1.0]).rates(2, hope=1.0)]
-        [0.891, 0.756]
-        """
-        found, rate = list[float](), PRIOR
-        for tested, accepted, doubt in zip(self.tested, self.accepted, self.doubt, strict=True):
-            weight = tested + doubt
-            rate = (accepted + doubt * rate) / weight
-            error = (rate * (1 - rate) / (weight + 1)) ** 0.5
-            found.append(min(1.0, rate + hope * error) if tested else rate)
-        return found[:depth] + [rate] * (depth - len(found))
-
-
 class AutoLength:
-    """The length with the best expected tokens per second, row by row; 0 is an answer, with a rare probe."""
+    """The length with the best expected tokens per second, row by row, as far as it can be afforded; 0 is an
+    answer, with a rare probe."""
 
     most = CHOICES[-1]
     learns = True
 
-    def __init__(self, costs: Costs):
-        self.prices = [costs(drafted) for drafted in range(self.most + 1)]
+    def __init__(self, costs: Costs, experience: Experience | None = None):
+        seconds = [costs(drafted) for drafted in range(self.most + 1)]
+        self.prices = [one / seconds[0] for one in seconds]  # in plain steps
         least, most = PROBE_BOUNDS
-        self.patience = round(min(max((self.prices[1] / self.prices[0] - 1) / PROBE_SHARE, least), most))
+        self.patience = round(min(max((self.prices[1] - 1) / PROBE_SHARE, least), most))
+        self.experience = Experience() if experience is None else experience
         self.records: dict[int, Record] = {}
 
     def ask(self, rows: list[int]) -> list[int]:
-        return [self._choose(self._record(row)) for row in rows]
+        allowed = self._allowed(self.experience.afforded(len(rows)))
+        return [self._choose(self._record(row), allowed) for row in rows]
+
+    def _allowed(self, afforded: float) -> int:
+        """The longest draft that costs no more."""
+        return next((n for n in reversed(CHOICES) if self.prices[n] - 1 <= afforded), 0)
 
     def _record(self, row: int) -> Record:
-        return self.records.setdefault(row, Record(patience=self.patience))
+        if row not in self.records:
+            self.records[row] = self.experience.begin(self.patience)
+        return self.records[row]
 
-    def _choose(self, record: Record) -> int:
+    def _choose(self, record: Record, allowed: int) -> int:
         if record.best is None:
             record.best = self._best(record)
         if record.best:
             record.idle = 0
         else:
             record.idle += 1
-            if record.idle > record.patience:
+            if allowed and record.idle > record.patience:
                 record.idle, record.patience = 0, min(2 * record.patience, MORE_PATIENCE * self.patience)
                 return 1
-        return record.best
+        return min(record.best, allowed)
 
     def _best(self, record: Record) -> int:
         """What pays by the estimate; else what would if acceptance were as good as may be hoped."""
         return self._fastest(record.rates(self.most)) or self._fastest(record.rates(self.most, HOPE))
 
     def _fastest(self, rates: list[float]) -> int:
-        best, speed, expected, reach = 0, GAIN / self.prices[0], 1.0, 1.0
+        best, speed, expected, reach = 0, GAIN, 1.0, 1.0
         for depth, rate in enumerate(rates, start=1):
             reach *= rate
             expected += reach
@@ -165,9 +129,10 @@ class AutoLength:
                 best, speed = depth, expected / self.prices[depth]
         return best
 
-    def learn(self, row: int, reached: list[float]) -> None:
-        record = self._record(row)
+    def learn(self, row: int, drafted: int, reached: list[float]) -> None:
+        self.experience.count(1 + sum(reached), self.prices[min(drafted, self.most)])
         if reached:
+            record = self._record(row)
             record.count(reached)
             if reached[0] > 0.5:  # if that was a probe, the next step is one too
                 record.idle = record.patience = self.patience

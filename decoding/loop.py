@@ -85,8 +85,9 @@ def decode(
             p, verdict = judged.seen
             trace(rows, draft, p, out.logits, verdict)
         if length.learns:
-            for row, reached in zip(rows, reaches(rows, judged, draft, parents, verifier), strict=True):
-                length.learn(row.index, reached)
+            reached = reaches(rows, judged, draft, parents, verifier)
+            for row, most, chances in zip(rows, asked, reached, strict=True):
+                length.learn(row.index, min(most, row.last_step[0]), chances)
         now = time.perf_counter()
         for row in rows:
             row.seconds = now - began
@@ -139,7 +140,6 @@ def reaches(
     """How surely every row's draft reached its depths: chances where there are any, else what came of it."""
     cold = all(row.sampling.temperature == 0 for row in rows)
     if verifier.reach is None or judged.seen is None or cold or not in_line(parents):
-        return [counted(*row.last_step) for row in rows]
+        return [counted(*row.last_step[1:]) for row in rows]
     chances = verifier.reach(judged.seen[0], draft).tolist()
-    drafted = [sum(parent >= 0 for parent in hangs) for hangs in parents]
-    return [line[:count] for line, count in zip(chances, drafted, strict=True)]
+    return [line[: row.last_step[0]] for line, row in zip(chances, rows, strict=True)]

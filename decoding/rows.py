@@ -71,7 +71,7 @@ class Row:
     acceptance: Acceptance = field(default_factory=Acceptance)
     seconds: float = 0.0
     logprobs: list[float] | None = None
-    last_step: tuple[int, int] = (0, 0)  # depths tested and accepted
+    last_step: tuple[int, int, int] = (0, 0, 0)  # nodes drafted, depths tested and accepted
 
     def room(self) -> int:
         """Draft nodes that can still be of use: the step itself always emits one token more."""
@@ -147,13 +147,9 @@ def emit(
         pieces = None if observe is None else push(row.output, new)
         used = row.output.extend(new) if pieces is None else len(pieces)
         accepted = len(path) - 1
-        row.last_step = (accepted + (path[-1] in hangs), accepted)
-        row.acceptance.count(
-            drafted=sum(parent >= 0 for parent in hangs),
-            tested=row.last_step[0],
-            accepted=row.last_step[1],
-            emitted=used,
-        )
+        drafted, tested = sum(parent >= 0 for parent in hangs), accepted + (path[-1] in hangs)
+        row.last_step = (drafted, tested, accepted)
+        row.acceptance.count(drafted=drafted, tested=tested, accepted=accepted, emitted=used)
         if logits is not None and row.logprobs is not None:
             values = logits[index, path[:used]].float().log_softmax(-1)
             row.logprobs += [values[i, new[i]].item() for i in range(used)]

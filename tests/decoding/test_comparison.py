@@ -101,10 +101,10 @@ def test_a_drafter_that_remembers_earlier_outputs_is_new_in_every_run(network):
 def test_automatic_length_measures_once_and_not_in_every_run(network):
     ours = contest.Ours("auto", network, maker(network, "ngram", {}), num_draft_tokens="auto")
     ours(PROMPTS[0], 20)
-    known = dict(ours.costs)
+    known = dict(ours.known.costs)
     ours(PROMPTS[0], 20)
     assert len(known) == 1
-    assert ours.costs == known
+    assert ours.known.costs == known
 
 
 def test_a_draft_model_is_loaded_once(network, tmp_path, monkeypatch):

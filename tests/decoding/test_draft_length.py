@@ -4,11 +4,16 @@ import doctest
 
 import pytest
 from drafters import drafter_for
+from hypothesis import given
+from hypothesis import strategies as st
 
 import decoding.draft_length
+import decoding.experience
 from decoding import Sampling, generate
-from decoding.costs import LENGTHS, MEASURED, calibrated
-from decoding.draft_length import AutoLength, Costs, FixedLength, Record
+from decoding.contest import Ours
+from decoding.costs import LENGTHS, OF_DRAFTERS, calibrated, known
+from decoding.draft_length import AutoLength, Costs, FixedLength
+from decoding.experience import CREDIT, LOSS, Experience, Record
 from decoding.generate import drafter_names
 from decoding.reach import counted
 from decoding.rows import new_row
@@ -23,15 +28,15 @@ def costs_of(slope):
     return costs
 
 
-def simulated(acceptance, slope, steps):
+def simulated(acceptance, slope, steps, experience=None):
     """Lengths chosen when acceptance(step) tokens of a draft are good and each costs `slope` of a plain
     step."""
-    policy = AutoLength(costs_of(slope))
+    policy = AutoLength(costs_of(slope), experience)
     chosen = []
     for step in range(steps):
         length = policy.ask([0])[0]
         good = acceptance(step)
-        policy.learn(0, counted(min(length, good + 1), min(length, good)))
+        policy.learn(0, length, counted(min(length, good + 1), min(length, good)))
         chosen.append(length)
     return chosen
 
@@ -62,8 +67,8 @@ def test_two_accepted_of_every_draft_means_two_or_three_drafted():
 def test_every_row_has_its_own_record():
     policy = AutoLength(costs_of(0.3))
     for _ in range(20):
-        policy.learn(0, [1.0, 1.0, 1.0])
-        policy.learn(1, [0.0])
+        policy.learn(0, 3, [1.0, 1.0, 1.0])
+        policy.learn(1, 1, [0.0])
     good, bad = policy.ask([0, 1])
     assert good > 3
     assert bad == 0
@@ -85,7 +90,7 @@ def test_a_fixed_length_is_fixed():
 def test_chances_say_in_a_few_steps_what_outcomes_say_in_many():
     policy = AutoLength(costs_of(0.3))
     for _ in range(8):
-        policy.learn(0, [0.7, 0.35])
+        policy.learn(0, 2, [0.7, 0.35])
     assert policy.records[0].rates(2) == pytest.approx([0.7, 0.5], abs=0.1)
 
 
@@ -95,8 +100,9 @@ def test_steps_are_measured_once_for_every_verifier_and_number_of_rows(network):
         generate(
             network, prompts, drafter=drafter, num_draft_tokens="auto", verifier=verifier, max_new_tokens=3
         )
-    assert sorted(MEASURED[drafter]) == [("block", 1), ("token", 3)]
-    assert all(sorted(costs.times) == sorted(LENGTHS) for costs in MEASURED[drafter].values())
+    costs = OF_DRAFTERS[drafter].costs
+    assert sorted(costs) == [("block", 1), ("token", 3)]
+    assert all(sorted(one.times) == sorted(LENGTHS) for one in costs.values())
 
 
 @pytest.mark.parametrize("name", ["suffix", "hybrid"])
@@ -105,7 +111,7 @@ def test_what_was_drafted_while_measuring_is_not_remembered(network, name):
     rows = [new_row(network, network.trunk.device, (), 0, PROMPTS[2], Sampling(), 0, 9, ())]
     generate(network, PROMPTS[0], drafter=fixed, max_new_tokens=12)
     generate(network, PROMPTS[0], drafter=auto, max_new_tokens=12)
-    calibrated(network, rows, auto, "token")
+    calibrated(network, rows, auto, "token", known(network, auto))
     for drafter in (fixed, auto):
         drafter.reset(1, None)
     lookups = [getattr(drafter, "lookup", drafter) for drafter in (fixed, auto)]
@@ -118,7 +124,7 @@ def test_nothing_is_measured_where_nothing_is_to_decode(network):
         generate(network, [1, 2], drafter=drafter, num_draft_tokens="auto", max_new_tokens=0)[0].token_ids
         == []
     )
-    assert drafter not in MEASURED
+    assert OF_DRAFTERS[drafter].costs == {}
 
 
 @pytest.mark.parametrize("slope", [0.02, 0.05, 0.1, 0.3, 1.0])
@@ -151,12 +157,14 @@ def test_costs_are_looked_up_once():
     costs.add(16, 2.0)
     policy = AutoLength(costs)
     for _ in range(100):
-        policy.learn(0, [0.9] * policy.ask([0])[0])
+        length = policy.ask([0])[0]
+        policy.learn(0, length, [0.9] * length)
     assert sorted(asked) == list(range(17))
 
 
 def test_the_documented_examples_hold():
     assert doctest.testmod(decoding.draft_length).failed == 0
+    assert doctest.testmod(decoding.experience).failed == 0
 
 
 @pytest.mark.parametrize("slope", [0.05, 0.1, 0.2, 0.5])
@@ -169,6 +177,62 @@ def test_drafting_comes_back_soon_after_it_has_begun_to_pay(slope):
 
 @pytest.mark.parametrize("slope", [0.1, 0.3, 0.5])
 def test_one_bad_draft_says_little(slope):
-    """Dear drafts are not given up for many steps because the first one was rejected."""
-    chosen = simulated(lambda step: 4 if step else 0, slope, 20)
-    assert all(chosen)
+    """Dear drafts are not given up because the first one was rejected: they go on as soon as one more can be
+    afforded."""
+    chosen = simulated(lambda step: 4 if step else 0, slope, 60)
+    pause = 1 + max(0, round((slope * chosen[0] + slope - CREDIT) / LOSS))
+    assert all(chosen[pause:])
+
+
+@given(
+    slope=st.sampled_from([0.02, 0.1, 0.3, 0.7, 1.5]),
+    good=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=60), min_size=1, max_size=4),
+)
+def test_whatever_is_accepted_drafting_loses_no_more_than_it_may(slope, good):
+    """At every moment of all texts together: steps cost what plain decoding would have cost, LOSS and
+    CREDIT."""
+    experience, spent, emitted = Experience(), 0.0, 0
+    for text in good:
+        policy = AutoLength(costs_of(slope), experience)
+        for most in text:
+            length = policy.ask([0])[0]
+            reached = counted(min(length, most + 1), min(length, most))
+            policy.learn(0, length, reached)
+            spent, emitted = spent + 1 + slope * length, emitted + 1 + min(length, most)
+            assert spent <= emitted * (1 + LOSS) + CREDIT + 1e-9
+
+
+def test_rows_that_decode_together_have_a_credit_each():
+    policy = AutoLength(costs_of(0.5))
+    assert policy.ask([0, 1, 2]) == [2, 2, 2]
+    for row in range(3):
+        policy.learn(row, 2, [0.0])
+    assert policy.ask([0, 1, 2]) == [0, 0, 0]
+
+
+def test_a_text_starts_from_what_other_texts_taught():
+    """A drafter that is never right is not tried as it was in the first text; one that is, at once."""
+    bad, good = Experience(), Experience()
+    first, second = (simulated(lambda step: 0, 0.1, 100, bad) for _ in range(2))
+    assert sum(second) < sum(first) / 2
+    simulated(lambda step: 99, 0.3, 100, good)
+    assert AutoLength(costs_of(0.3), good).ask([0])[0] > 2 * AutoLength(costs_of(0.3)).ask([0])[0]
+
+
+def test_what_a_name_drafts_is_remembered_with_the_network(network):
+    """A drafter of a name is built for every call."""
+    options = {"drafter": "ngram", "num_draft_tokens": "auto", "max_new_tokens": 20}
+    generate(network, PROMPTS[2], **options)
+    found = known(network, "ngram")
+    texts, costs = len(found.experience.records), dict(found.costs)
+    generate(network, PROMPTS[2], **options)
+    assert len(found.experience.records) == texts + 1
+    assert found.costs == costs
+
+
+def test_a_contest_learns_from_prompt_to_prompt_but_not_from_a_prompts_other_runs(network):
+    ours = Ours("ngram", network, lambda: drafter_for(network, "ngram"), num_draft_tokens="auto")
+    for prompt in (PROMPTS[0], PROMPTS[0], PROMPTS[2], PROMPTS[2]):
+        ours(prompt, 20)
+    assert len(ours.before.records) == 1
+    assert len(ours.known.experience.records) == 2
