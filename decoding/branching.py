@@ -45,21 +45,20 @@ class Chain:
         return chain(self.tokens, self.laws, room)
 
 
-def drafted(tokens: Tensor, room: list[int]) -> Draft:
-    """Deterministic tokens [B, N] without branches; nodes beyond a row's room are unused.
+def straight(count: int, room: list[int], device: torch.device) -> Tensor:
+    """Parents [B, count] of drafts without branches, nodes beyond a row's room unused; to be read only.
 
-    >>> drafted(torch.tensor([[5, 7], [6, 8]]), [2, 1]).parents
+    >>> straight(2, [2, 1], torch.device("cpu"))
     tensor([[ 0,  1],
             [ 0, -1]])
     """
-    count = tokens.shape[1]
-    return Draft(tokens, line_of(count, tuple(min(left, count) for left in room)).to(tokens.device))
+    return line_of(count, tuple(min(left, count) for left in room), device)
 
 
 @functools.lru_cache
-def line_of(count: int, room: tuple[int, ...]) -> Tensor:
-    """Parents [B, count] of nodes in a row; to be read only."""
-    return torch.tensor([[node if node < left else -1 for node in range(count)] for left in room])
+def line_of(count: int, room: tuple[int, ...], device: torch.device) -> Tensor:
+    lines = [[node if node < left else -1 for node in range(count)] for left in room]
+    return torch.tensor(lines, device=device)
 
 
 @dataclass(frozen=True, slots=True)

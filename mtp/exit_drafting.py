@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from ctypes import POINTER, pointer
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mtp import kernel
 from mtp.compiled_linear import MOST_TOKENS, CompiledNorm
-from mtp.drafting import kept, output_rows
+from mtp.drafting import Angles, Pieces, kept, output_rows
 from mtp.stacked import address
 from mtp.storage import Storage
 
@@ -24,40 +23,43 @@ class Exit:
     def __init__(self, trunk: Any, below: int, above: Sequence[int], norm: CompiledNorm):
         self.indices, self.below, self.norm = [*range(below), *above], below, norm
         self.layers = [trunk.layers[index] for index in self.indices]
-        self.embedding = trunk.model.model.embed_tokens.weight
+        self.embedding, self.angles = trunk.model.model.embed_tokens.weight, Angles(trunk)
         self.output = output_rows(trunk, None)
         structs = [pointer(layer.struct) for layer in self.layers]
         self.pointers = (POINTER(kernel.Layer) * len(structs))(*structs)
         self.run = kernel.library().draft_exit
 
-    def greedy(self, root: Tensor, count: int, window: Any, rotary: Any, cache: Any) -> tuple[Tensor, Tensor]:
+    def greedy(self, root: Tensor, count: int, window: Any, cache: Any) -> tuple[Tensor, Tensor]:
         """Draft `count` tokens after root [B] in the `window` of count+1 nodes that is open in the cache:
         tokens [B, count], and states [B, count+1, H] after the layers below."""
-        layer, batch, nodes = self.layers[0], len(root), count + 1
-        like = self.embedding.new_empty(batch, 1, self.embedding.shape[1])
+        layer, batch, nodes, size = self.layers[0], len(root), count + 1, self.embedding.shape[1]
+        rows = batch * size
+        memory = Pieces(
+            self.embedding, [nodes * rows, batch * layer.scratch + rows, rows, batch * self.output.size]
+        )
+        states = memory.view(0, nodes, batch, size)
+        tokens = root.new_empty(nodes, batch)
+        tokens[0] = root
+        found = tokens[1:].T, states.transpose(0, 1)  # made now: behind the kernel torch is cold
+        like = states[0][:, None]  # [B, 1, H]
         storage = cache.storage(self.indices, like, layer.keys, layer.size)
-        by_node = [angles.transpose(0, 1).contiguous() for angles in rotary]  # [count+1, B or 1, D]
+        by_node = [angles.transpose(0, 1).contiguous() for angles in self.angles.of(window)]  # [n, B or 1, D]
         places = None if storage.slots is None else storage.slots.T.contiguous()  # [count+1, B]
         mask = None
         if window.mask is not None:
             mask = window.mask.permute(2, 0, 1, 3).contiguous()  # [count+1, B, 1, S]
         grows = mask is None
-        tokens = root.new_empty(nodes, batch)
-        tokens[0] = root
-        states = like.new_empty(nodes, batch, like.shape[2])
-        scratch = like.new_empty(batch * (layer.scratch + like.shape[2]))
-        normed, logits = torch.empty_like(like), like.new_empty(batch, self.output.size)
         what = layer.what(
             like, (1,), mask=None if mask is None else mask[0], rotary=[angles[0] for angles in by_node],
             storage=Storage(storage.stored, storage.size - count * grows, storage.first, places),
-            scratch=scratch.data_ptr(), states=states.data_ptr(),
+            scratch=memory.address(1), states=memory.address(0),
         )  # fmt: skip
         self.run(kernel.Exit(
             nodes, self.pointers, self.below, len(self.layers), what, grows, address(self.embedding),
             address(self.norm.weight), self.norm.epsilon, self.output.struct,
-            address(normed), address(logits), address(tokens),
+            memory.address(2), memory.address(3), address(tokens),
         ))  # fmt: skip
-        return tokens[1:].T, states.transpose(0, 1)
+        return found
 
 
 def exit_of(trunk: Any, below: int, above: Sequence[int], norm: nn.Module | None, batch: int) -> Exit | None:

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from decoding.branching import Chain, drafted
+from decoding.branching import Chain, straight
 from decoding.cache import KVCache
 from decoding.draft import Context, Draft, no_draft
 from decoding.layer_search import check_share, found
@@ -74,10 +74,9 @@ class LayerSkip:
     def _greedy(self, kernel: Exit, root: Tensor, count: int, room: list[int]) -> Draft:
         assert self.cache is not None
         window = self.cache.open(count + 1, causal=True)
-        rotary = self.trunk.rotary(kernel.embedding, window.positions)
-        tokens, states = kernel.greedy(root, count, window, rotary, self.cache)
-        draft = drafted(tokens, room)
-        return Draft(draft.tokens, draft.parents, None, self.exit_layer, states)
+        parents = straight(count, room, root.device)
+        tokens, states = kernel.greedy(root, count, window, self.cache)
+        return Draft(tokens, parents, None, self.exit_layer, states)
 
     def _run(self, token: Tensor, node: int, *, drafting: bool) -> Tensor:
         """token [B] as this node -> its state [B, 1, H] after exit_layer; where a token is drafted after it,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from decoding.branching import drafted, draw_tree
+from decoding.branching import draw_tree, straight
 from decoding.cache import KVCache
 from decoding.committed import Committed
 from decoding.draft import Context, Draft, no_draft
@@ -55,7 +55,8 @@ class ParallelDrafter:
         self.final[:count] = [list(self.committed.lengths) for _ in range(count)]
         room = drafting_room(context.room, self.committed.lengths)
         if kernel is not None and context.takes_best and self.shape.is_chain:
-            return drafted(kernel.greedy(columns, count), room)
+            parents = straight(count, room, root.device)
+            return Draft(kernel.greedy(columns, count), parents)
         logits = self._logits(columns, count) if kernel is None else kernel.logits(columns, 1, count)[1]
         return draw_tree(logits[:, :, 0].unbind(0), self.shape, context, room)
 

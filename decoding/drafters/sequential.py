@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.branching import Chain, drafted
+from decoding.branching import Chain, straight
 from decoding.cache import KVCache
 from decoding.committed import Committed
 from decoding.draft import Context, Draft, no_draft
@@ -119,7 +119,8 @@ class SequentialDrafter:
         last = columns_at(tuple(max(slot - 1, 0) for slot in here), root.device)
         columns = Columns(hidden, line, 1, last, rotary, window.mask, self.streams)
         if kernel is not None and context.takes_best:
-            return drafted(kernel.greedy(columns, count), room)
+            parents = straight(count, room, root.device)
+            return Draft(kernel.greedy(columns, count), parents)
         drawn, rows, ends = Chain(context), torch.arange(len(root), device=root.device), last[:, 0] + 1
         for depth in range(1, count + 1):
             columns = dataclasses.replace(columns, states=hidden, offset=depth)

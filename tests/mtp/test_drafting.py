@@ -192,8 +192,7 @@ def test_an_early_exit_in_one_call_leaves_the_trunks_own_bits(lengths, above):
     root = torch.tensor([7, 8][:rows])
     window = caches[0].open(count + 1, causal=True)
     kernel = exit_of(trunk, below, above, trunk.model.model.norm, rows)
-    rotary = trunk.rotary(kernel.embedding, window.positions)
-    tokens, states = kernel.greedy(root, count, window, rotary, caches[0])
+    tokens, states = kernel.greedy(root, count, window, caches[0])
     fed = root
     for node in range(count + 1):
         window = caches[1].open(1, first=node)
