@@ -25,8 +25,9 @@ from decoding.rows import Row, new_row
 from mtp import Network
 
 WARM, CALLS = 1, 5  # steps before the clock counts, steps that count, for every length
-# For automatic length: which lengths are timed, how often, and how much of a prompt stands before them.
-LENGTHS, FEW, TAIL = (0, 1, 4, CHOICES[-1]), 3, 32
+# For automatic length: which lengths are timed, how often, how much of a prompt stands before them, and for
+# how many seconds this goes on where steps are short.
+LENGTHS, FEW, TAIL, ENOUGH = (0, 1, 4, CHOICES[-1]), 3, 32, 0.2
 
 
 class Filled:
@@ -139,10 +140,12 @@ def known(network: Network, drafter: str | Drafter) -> Known:
 
 def calibrated(network: Network, rows: Sequence[Row], drafter: Drafter, verifier: str, known: Known) -> Costs:
     """What steps cost with this drafter, verifier and so many rows, measured unless it is known."""
-    key = verifier, len(rows)
+    key, costs, began = (verifier, len(rows)), Costs(), time.perf_counter()
     if key not in known.costs:
         texts = [Text(row.prompt.ids[-TAIL:], [], row.sampling, 0) for row in rows]
-        known.costs[key] = measure(network, texts, copy.copy(drafter), verifier, LENGTHS, calls=FEW)
+        while not costs.times or time.perf_counter() - began < ENOUGH:
+            costs.join(measure(network, texts, copy.copy(drafter), verifier, LENGTHS, calls=FEW))
+        known.costs[key] = costs
     return known.costs[key]
 
 

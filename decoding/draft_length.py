@@ -61,6 +61,11 @@ class Costs:
     def add(self, drafted: int, seconds: float) -> None:
         self.times[drafted] = min(seconds, self.times.get(drafted, seconds))
 
+    def join(self, other: "Costs") -> None:
+        """What was measured in another turn."""
+        for drafted, seconds in other.times.items():
+            self.add(drafted, seconds)
+
     def __call__(self, drafted: int) -> float:
         """One length at least must have been measured, two for others than that.
 

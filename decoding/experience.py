@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-PRIOR, PRIOR_WEIGHT = 0.8, 3.0  # acceptance at depth 1 before any test, and for how many tests it counts
+PRIOR, PRIOR_WEIGHT = 0.8, 5.0  # acceptance at depth 1 before any test, and for how many tests it counts
 MEMORY = 0.95  # weight of the tests before, each time a depth is tested
 TEXTS = 32  # so many of the last texts are what a new one starts from
 # Steps that draft may cost, beyond the tokens they brought, so many plain steps for each token, and at first.
@@ -89,7 +89,7 @@ class Experience:
 
         >>> experience = Experience(); experience.begin(8).count([1.0, 0.0]); experience.begin(8).count([0.0])
         >>> [round(rate, 2) for rate in experience.prior()]
-        [0.68, 0.51]
+        [0.71, 0.6]
         """
         depths = max((len(record.tested) for record in self.records), default=0)
         found, rate = list[float](), PRIOR

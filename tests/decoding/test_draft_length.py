@@ -89,7 +89,7 @@ def test_a_fixed_length_is_fixed():
 
 def test_chances_say_in_a_few_steps_what_outcomes_say_in_many():
     policy = AutoLength(costs_of(0.3))
-    for _ in range(8):
+    for _ in range(16):
         policy.learn(0, 2, [0.7, 0.35])
     assert policy.records[0].rates(2) == pytest.approx([0.7, 0.5], abs=0.1)
 
