@@ -2,11 +2,11 @@
 
 A step that drafts n tokens costs n·c + T(n+1)/T(1), in steps of plain decoding: T(w) is a step that scores w
 tokens, c what drafting one costs. An early exit shares the trunk's cache, so its step costs n+1 passes of the
-lower layers over one token, n of the output head, all timed inside the drafter, and one of the upper layers
-over n+1 tokens.
+lower layers over one token and n of the output head, all inside the drafter, and one of the upper layers over
+n+1 tokens.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
@@ -30,7 +30,6 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16)
 LONGEST = 8  # drafts considered where the length is automatic
 TOGETHER = 8  # texts replayed at once
 CALLS = 7
-LOWER = -1  # beside widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,56 +67,59 @@ def head_prices(scored: Costs, draft_seconds: float, longest: int) -> list[float
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Seconds of the trunk's parts: all below the exit, and all above it by the number of tokens."""
+    """Seconds of an early exit's step: inside the drafter for two numbers of drafted tokens, and of all
+    layers above the exit with the output head by the number of tokens."""
 
-    lower: float  # one token
-    upper: dict[int, float]  # the output head over as many tokens included
+    drafting: dict[int, float]
+    upper: dict[int, float]
 
-    def prices(self, longest: int, drafting: float, length: int, plain: float) -> list[float]:
+    def prices(self, longest: int, plain: float) -> list[float]:
         """Steps that draft 0 ... longest tokens, in plain decoding's, which take `plain` seconds.
 
-        Drafting `length` tokens takes `drafting` seconds, with the passes below the exit of all length+1
-        tokens, of which a plain step has one too.
+        A plain step has a pass of the lower layers too; it is taken to cost what one more drafted token does.
 
-        >>> Parts(lower=2.0, upper={1: 2.0, 3: 3.0}).prices(2, drafting=7.0, length=2, plain=5.0)
-        [1.0, 1.6, 2.2]
+        >>> Parts(drafting={2: 5.5, 4: 9.5}, upper={1: 2.0, 3: 3.0}).prices(2, plain=5.0)
+        [1.0, 1.4, 1.9]
         """
         scored = Costs()
         for width, seconds in self.upper.items():
             scored.add(width - 1, seconds)
-        more = (drafting - self.lower) / length
-        return [(plain + n * more + scored(n) - scored(0)) / plain for n in range(longest + 1)]
+        (fewer, first), (more, last) = sorted(self.drafting.items())
+        each = (last - first) / (more - fewer)
+        steps = [plain + first + (n - 1 - fewer) * each + scored(n) - scored(0) for n in range(longest + 1)]
+        return [1.0, *(step / plain for step in steps[1:])]
 
 
 @torch.inference_mode()
-def parts(network: Network, ids: list[int], exit_layer: int, widths: Sequence[int] = WIDTHS) -> Parts:
-    """Time the parts after the text `ids`, in turn, so that a slow moment meets all alike."""
+def upper_passes(
+    network: Network, ids: list[int], exit_layer: int, widths: Sequence[int] = WIDTHS
+) -> dict[int, float]:
+    """Seconds of the layers from the exit on, after the text `ids`, by the number of tokens.
+
+    They are timed in turn, so that a slow moment meets all alike.
+    """
     trunk = network.trunk
     cache = KVCache(1, trunk.device)
     window = cache.open(len(ids))
     tokens = torch.tensor([ids], device=trunk.device)
     trunk(tokens, positions=window.positions, mask=window.mask, cache=cache, logits=False)
     cache.commit(torch.ones(1, len(ids), dtype=torch.bool))
-
-    def lower() -> torch.Tensor:
-        place = cache.open(1, causal=True)
-        hidden = trunk.embed(tokens[:, :1])
-        return trunk.run(hidden, 0, exit_layer, positions=place.positions, mask=place.mask, cache=cache)[0]
+    place = cache.open(1, causal=True)
+    hidden, _ = trunk.run(
+        trunk.embed(tokens[:, :1]), 0, exit_layer,
+        positions=place.positions, mask=place.mask, cache=cache,
+    )  # fmt: skip
 
     def upper(width: int) -> object:
-        place, states = cache.open(width, causal=True), hidden[:, :1].expand(1, width, -1)
+        place, states = cache.open(width, causal=True), hidden.expand(1, width, -1)
         options = {"positions": place.positions, "mask": place.mask, "cache": cache}
         return trunk(tokens[:, :1].expand(1, width), start=exit_layer, states=states, **options)
 
-    calls: dict[int, Callable[[], object]] = {LOWER: lower}
-    calls |= {width: partial(upper, width) for width in widths}
-    hidden = lower()
-    found: dict[int, list[float]] = {key: [] for key in calls}
+    found: dict[int, list[float]] = {width: [] for width in widths}
     for _ in range(WARM + CALLS):
-        for key, call in calls.items():
-            found[key].append(timed_call(call, trunk.device))
-    taken = {key: median(times[WARM:]) for key, times in found.items()}
-    return Parts(taken[LOWER], {width: taken[width] for width in widths})
+        for width, times in found.items():
+            times.append(timed_call(partial(upper, width), trunk.device))
+    return {width: median(times[WARM:]) for width, times in found.items()}
 
 
 def prices(
@@ -128,11 +130,12 @@ def prices(
     found: dict[str, Any] = {"c": seconds / scored(0), "timed_at": length}
     if not (isinstance(drafter, LayerSkip) and not drafter.upper):  # an early exit skips all layers above
         return found | {"prices": head_prices(scored, seconds, longest)}
-    of_trunk = parts(network, text.prompt_ids, drafter.exit_layer)
-    return found | {
-        "parts": asdict(of_trunk),
-        "prices": of_trunk.prices(longest, seconds * length, length, scored(0)),
-    }
+    twice = drafting(network, text, build, 2 * length)
+    of_step = Parts(
+        {length: seconds * length, 2 * length: twice * 2 * length},
+        upper_passes(network, text.prompt_ids, drafter.exit_layer),
+    )
+    return found | {"parts": asdict(of_step), "prices": of_step.prices(longest, scored(0))}
 
 
 def promise(

@@ -7,7 +7,7 @@ from decoding import Sampling, generate
 from decoding.contest import maker
 from decoding.draft_length import Costs
 from decoding.replay import Text
-from decoding.theory import Parts, drafting, head_prices, parts, prices, promise, scoring
+from decoding.theory import Parts, drafting, head_prices, prices, promise, scoring, upper_passes
 
 PROMPT = [1, 2, 3, 4, 5]
 SUCCESSORS = [*range(1, 20), 0]
@@ -67,18 +67,17 @@ def test_without_texts_nothing_is_promised_but_plain_decoding(perfect):
     assert promise(perfect, [], build, [1.0] * 3, lengths=[0, 2], eos_token_ids=()).speedup == 1.0
 
 
-def test_the_parts_of_a_shared_cache_are_timed(network):
-    found = parts(network, PROMPT, 2, widths=(1, 3))
-    assert found.lower > 0
-    assert set(found.upper) == {1, 3}
-    assert len(found.prices(2, drafting=1.0, length=2, plain=1.0)) == 3
+def test_the_layers_above_an_exit_are_timed_by_width(network):
+    found = upper_passes(network, PROMPT, 2, widths=(1, 3))
+    assert set(found) == {1, 3}
+    assert all(seconds > 0 for seconds in found.values())
 
 
 def test_a_step_of_an_early_exit_is_priced_by_its_passes():
-    """Three passes below and two output heads are 8 seconds, so a pass with its output head is 3; a plain
-    step takes 5, one more than its parts."""
-    found = Parts(lower=2.0, upper={1: 2.0, 2: 3.0, 3: 4.0})
-    assert found.prices(2, drafting=8.0, length=2, plain=5.0) == [1.0, (5 + 3 + 1) / 5, (5 + 6 + 2) / 5]
+    """A drafted token, a pass below and an output head, is 3 seconds, and the drafter's calls 1 beside them;
+    a plain step takes 5, with one pass below, so a step that drafts has the call's and n more of them."""
+    found = Parts(drafting={1: 7.0, 2: 10.0}, upper={1: 2.0, 2: 3.0, 3: 4.0})
+    assert found.prices(2, plain=5.0) == [1.0, (5 + 1 + 3 + 1) / 5, (5 + 1 + 6 + 2) / 5]
 
 
 def test_a_step_of_a_head_is_priced_by_its_drafts_and_its_width():
