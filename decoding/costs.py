@@ -27,7 +27,7 @@ from mtp import Network
 WARM, CALLS = 1, 5  # steps before the clock counts, steps that count, for every length
 # For automatic length: which lengths are timed, how often, how much of a prompt stands before them, and for
 # how many seconds this goes on where steps are short.
-LENGTHS, FEW, TAIL, ENOUGH = (0, 1, 4, CHOICES[-1]), 3, 32, 0.2
+LENGTHS, FEW, TAIL, ENOUGH = (0, 1, 4, 0, 1, CHOICES[-1]), 3, 32, 0.2
 
 
 class Filled:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 PRIOR, PRIOR_WEIGHT = 0.8, 5.0  # acceptance at depth 1 before any test, and for how many tests it counts
 MEMORY = 0.95  # weight of the tests before, each time a depth is tested
 TEXTS = 32  # so many of the last texts are what a new one starts from
-# Steps that draft may cost, beyond the tokens they brought, so many plain steps for each token, and at first.
-LOSS, CREDIT = 0.02, 1.0
+# What steps that draft may cost beyond the tokens that they bring, in plain steps: for every token, and once.
+LOSS, CREDIT = 0.01, 1.0
 
 
 @dataclass(slots=True)
@@ -70,9 +70,10 @@ class Record:
 class Experience:
     """One drafter's texts so far, and what its drafts have earned in them together.
 
-    `earned` is in plain steps: the tokens emitted less what the steps cost, and LOSS for every token. As long
-    as no step may cost more than that and CREDIT, drafting as a whole is never slower than plain decoding by
-    more than LOSS and CREDIT, whatever is accepted (the constraint of conservative bandits, 1602.04282).
+    `earned` is in plain steps: the tokens emitted less what the steps cost; a debt shrinks by LOSS for every
+    token. As long as no step may cost more than that and CREDIT, drafting as a whole is never slower than
+    plain decoding by more than LOSS and CREDIT, whatever is accepted (the constraint of conservative bandits,
+    1602.04282); nor is any stretch of text, where drafting has earned nothing before.
     """
 
     records: deque[Record] = field(default_factory=lambda: deque(maxlen=TEXTS))
@@ -103,7 +104,9 @@ class Experience:
 
     def count(self, emitted: float, cost: float) -> None:
         """A step of one row emitted so many tokens for so many plain steps."""
-        self.earned += emitted * (1 + LOSS) - cost
+        self.earned += emitted - cost
+        if self.earned < 0:
+            self.earned = min(0.0, self.earned + LOSS * emitted)
 
     def afforded(self, rows: int) -> float:
         """How many plain steps the next step of so many rows may cost more than one, each."""
