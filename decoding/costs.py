@@ -27,7 +27,7 @@ from mtp import Network
 WARM, CALLS = 1, 5  # steps before the clock counts, steps that count, for every length
 # For automatic length: which lengths are timed, how often, how much of a prompt stands before them, and for
 # how many seconds this goes on where steps are short.
-LENGTHS, FEW, TAIL, ENOUGH = (0, 1, 4, 0, 1, CHOICES[-1]), 3, 32, 0.2
+LENGTHS, FEW, TAIL, ENOUGH = (0, 1, 0, 1, 4, 0, 1, CHOICES[-1]), 3, 32, 0.2
 
 
 class Filled:
@@ -143,7 +143,7 @@ def calibrated(network: Network, rows: Sequence[Row], drafter: Drafter, verifier
     key, costs, began = (verifier, len(rows)), Costs(), time.perf_counter()
     if key not in known.costs:
         texts = [Text(row.prompt.ids[-TAIL:], [], row.sampling, 0) for row in rows]
-        while not costs.times or time.perf_counter() - began < ENOUGH:
+        while not costs.measured or time.perf_counter() - began < ENOUGH:
             costs.join(measure(network, texts, copy.copy(drafter), verifier, LENGTHS, calls=FEW))
         known.costs[key] = costs
     return known.costs[key]

@@ -11,7 +11,7 @@ from typing import Protocol
 from decoding.experience import Experience, Record
 
 CHOICES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
-HOPE = 1.5  # standard deviations by which acceptance may be better than estimated when drafting is given up
+HOPE = 1.0  # standard deviations by which acceptance may be better than estimated when drafting is given up
 GAIN = 1.05  # drafting must promise so much more than plain decoding
 # Plain steps before a draft of one token is tried again: as many as make that cost PROBE_SHARE of them,
 # within bounds; after every probe twice as many, but at most MORE_PATIENCE times.
@@ -53,18 +53,30 @@ class FixedLength:
 
 class Costs:
     """Seconds of a step by the number of tokens drafted; between and beyond what was measured, straight
-    lines."""
+    lines.
+
+    Of several steps of one length the lower quartile counts: what else a machine does only adds, and by the
+    one shortest step two lengths are compared by luck.
+    """
 
     def __init__(self) -> None:
-        self.times: dict[int, float] = {}  # the shortest: what else a machine does only adds
+        self.measured: dict[int, list[float]] = {}  # in order
 
-    def add(self, drafted: int, seconds: float) -> None:
-        self.times[drafted] = min(seconds, self.times.get(drafted, seconds))
+    def add(self, drafted: int, *seconds: float) -> None:
+        self.measured[drafted] = sorted([*self.measured.get(drafted, ()), *seconds])
 
     def join(self, other: "Costs") -> None:
         """What was measured in another turn."""
-        for drafted, seconds in other.times.items():
-            self.add(drafted, seconds)
+        for drafted, seconds in other.measured.items():
+            self.add(drafted, *seconds)
+
+    @property
+    def times(self) -> dict[int, float]:
+        """
+        >>> costs = Costs(); costs.add(0, 5.0, 1.0, 2.0, 4.0, 3.0); costs.times
+        {0: 2.0}
+        """
+        return {drafted: seconds[(len(seconds) - 1) // 4] for drafted, seconds in self.measured.items()}
 
     def __call__(self, drafted: int) -> float:
         """One length at least must have been measured, two for others than that.
