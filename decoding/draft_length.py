@@ -15,7 +15,7 @@ HOPE = 1.0  # standard deviations by which acceptance may be better than estimat
 GAIN = 1.05  # drafting must promise so much more than plain decoding
 # Plain steps before a draft of one token is tried again: as many as make that cost PROBE_SHARE of them,
 # within bounds; after every probe twice as many, but at most MORE_PATIENCE times.
-PROBE_SHARE, PROBE_BOUNDS, MORE_PATIENCE = 0.0075, (8, 256), 4
+PROBE_SHARE, PROBE_BOUNDS, MORE_PATIENCE = 0.004, (8, 256), 4
 
 
 class Policy(Protocol):

@@ -12,7 +12,7 @@ import decoding.experience
 from decoding import Sampling, generate
 from decoding.contest import Ours
 from decoding.costs import LENGTHS, OF_DRAFTERS, calibrated, known
-from decoding.draft_length import AutoLength, Costs, FixedLength
+from decoding.draft_length import MORE_PATIENCE, PROBE_BOUNDS, PROBE_SHARE, AutoLength, Costs, FixedLength
 from decoding.experience import CREDIT, LOSS, Experience, Record
 from decoding.generate import drafter_names
 from decoding.reach import counted
@@ -170,8 +170,8 @@ def test_the_documented_examples_hold():
 @pytest.mark.parametrize("slope", [0.05, 0.1, 0.2, 0.5])
 def test_drafting_comes_back_soon_after_it_has_begun_to_pay(slope):
     """A probe that was accepted is followed by another, not by as many plain steps as before it."""
-    chosen = simulated(lambda step: 0 if step < 300 else 99, slope, 600)
-    pause = 4 * max(8, round(100 * slope))
+    chosen = simulated(lambda step: 0 if step < 300 else 99, slope, 1000)
+    pause = MORE_PATIENCE * max(PROBE_BOUNDS[0], round(slope / PROBE_SHARE))
     assert AutoLength.most in chosen[300 : 300 + pause + 20]
 
 
