@@ -7,7 +7,7 @@ PRIOR, PRIOR_WEIGHT = 0.8, 5.0  # acceptance at depth 1 before any test, and for
 MEMORY = 0.95  # weight of the tests before, each time a depth is tested
 TEXTS = 32  # so many of the last texts are what a new one starts from
 # What steps that draft may cost beyond the tokens that they bring, in plain steps: for every token, and once.
-LOSS, CREDIT = 0.01, 1.0
+LOSS, CREDIT = 0.02, 2.0
 
 
 @dataclass(slots=True)
@@ -44,7 +44,8 @@ class Record:
 
         Before its tests a depth is taken to be like the one before it, or as in other texts if that is worse:
         deep drafts are tested where drafting goes well, so what they came to elsewhere is too good.
-        hope: so many standard deviations of the estimate, a Beta law's, are added where a depth was tested.
+        hope: so many standard deviations of the estimate, a Beta law's, are added where a depth was tested,
+        and to the first text's first depth.
 
         >>> Record([8.0], [6.0], [1.0]).rates(2)
         [0.7555555555555555, 0.7555555555555555]
@@ -55,14 +56,13 @@ class Record:
         """
         found, rate = list[float](), self.prior[0] if self.prior else PRIOR
         for prior in self.prior[:depth] + [1.0] * (depth - len(self.prior)):
-            rate, at = min(rate, prior), len(found)
-            if at < len(self.tested):
+            rate, at, weight = min(rate, prior), len(found), PRIOR_WEIGHT
+            tested = at < len(self.tested) and self.tested[at] > 0
+            if tested:
                 weight = self.tested[at] + self.doubt[at]
                 rate = (self.accepted[at] + self.doubt[at] * rate) / weight
-                error = (rate * (1 - rate) / (weight + 1)) ** 0.5 if self.tested[at] else 0.0
-                found.append(min(1.0, rate + hope * error))
-            else:
-                found.append(rate)
+            hoped = tested or not (at or self.prior)
+            found.append(min(1.0, rate + hoped * hope * (rate * (1 - rate) / (weight + 1)) ** 0.5))
         return found
 
 
