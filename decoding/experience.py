@@ -44,8 +44,8 @@ class Record:
 
         Before its tests a depth is taken to be like the one before it, or as in other texts if that is worse:
         deep drafts are tested where drafting goes well, so what they came to elsewhere is too good.
-        hope: so many standard deviations of the estimate, a Beta law's, are added where a depth was tested,
-        and to the first text's first depth.
+        hope: so many standard deviations of the estimate, a Beta law's, are added to the first depth, and
+        to others where they were tested.
 
         >>> Record([8.0], [6.0], [1.0]).rates(2)
         [0.7555555555555555, 0.7555555555555555]
@@ -61,7 +61,7 @@ class Record:
             if tested:
                 weight = self.tested[at] + self.doubt[at]
                 rate = (self.accepted[at] + self.doubt[at] * rate) / weight
-            hoped = tested or not (at or self.prior)
+            hoped = tested or not at
             found.append(min(1.0, rate + hoped * hope * (rate * (1 - rate) / (weight + 1)) ** 0.5))
         return found
 
@@ -80,8 +80,10 @@ class Experience:
     earned: float = 0.0
 
     def begin(self, patience: int) -> Record:
-        """A new text's record."""
+        """A new text's record; what was waited for in the text before goes on."""
         record = Record(prior=self.prior(), patience=patience)
+        if self.records:
+            record.idle, record.patience = self.records[-1].idle, self.records[-1].patience
         self.records.append(record)
         return record
 
