@@ -12,7 +12,7 @@ from decoding.experience import Experience, Record
 
 CHOICES = (0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 HOPE = 1.5  # standard deviations by which acceptance may be better than estimated when drafting is given up
-GAIN = 1.05  # drafting must promise so much more than plain decoding
+GAIN = 1.07  # drafting must promise so much more than plain decoding
 # Plain steps before a draft of one token is tried again: as many as make that cost PROBE_SHARE of them,
 # within bounds; after every probe twice as many, but at most MORE_PATIENCE times.
 PROBE_SHARE, PROBE_BOUNDS, MORE_PATIENCE = 0.004, (8, 256), 4

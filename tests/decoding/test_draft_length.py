@@ -240,7 +240,7 @@ def test_a_text_starts_from_what_other_texts_taught():
 def test_short_texts_are_probed_too():
     """What was waited for goes on from text to text, so that a drafter which failed once is asked again."""
     experience, drafted = Experience(), []
-    for text in range(40):
+    for text in range(20):
         good = 99 if text >= 4 else 0
         drafted.append(sum(simulated(lambda step, good=good: good, 0.7, 30, experience)))
     assert sum(drafted[2:4]) <= 1
