@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import decoding.drafters
-from decoding.costs import Known, calibrated, known
+from decoding.costs import calibrated, known
 from decoding.draft import Drafter
 from decoding.draft_length import AutoLength, FixedLength, Policy
 from decoding.loop import VERIFIERS, Trace, decode
@@ -64,7 +64,7 @@ def generate(
     for row in rows:
         row.logprobs = [] if logprobs else None
     built = build_drafter(network, drafter) if isinstance(drafter, str) else drafter
-    length = policy(num_draft_tokens, network, rows, built, verifier, known(network, drafter))
+    length = policy(num_draft_tokens, network, rows, built, verifier, asked=drafter)
     decode(network, rows, built, length, VERIFIERS[verifier], observe, trace)
     return [row.completion() for row in rows]
 
@@ -75,14 +75,15 @@ def policy(
     rows: list[Row],
     drafter: Drafter,
     verifier: str,
-    known: Known,
+    asked: str | Drafter,
 ) -> Policy:
     """A number, or "auto": by what steps cost here with this drafter, measured once, for so many rows, and by
-    what its drafts have come to."""
+    what drafts of the one that was `asked` for, by name or not, have come to."""
     going = [row for row in rows if row.output.finish_reason is None]
     if isinstance(num_draft_tokens, int) or not going:
         return FixedLength(num_draft_tokens if isinstance(num_draft_tokens, int) else 0)
-    return AutoLength(calibrated(network, going, drafter, verifier, known), known.experience)
+    found = known(network, asked)
+    return AutoLength(calibrated(network, going, drafter, verifier, found), found.experience)
 
 
 def build_drafter(network: Network, name: str, **options: Any) -> Drafter:

@@ -22,7 +22,6 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
-from decoding.costs import known
 from decoding.draft import Drafter
 from decoding.generate import build_drafter, check_verifier, policy
 from decoding.hf_checks import arguments, check_arguments, check_config, left_padding
@@ -109,7 +108,7 @@ def speculative(
                 start = int(torch.randint(SEEDS, ()))
             rows = make_rows(used, batch, generation_config, start)
             observe = streaming(around.get("streamer"))
-            length = policy(num_draft_tokens, used, rows, drafts, verifier, known(used, drafts))
+            length = policy(num_draft_tokens, used, rows, drafts, verifier, asked=drafts)
             decode(used, rows, drafts, length, VERIFIERS[verifier], observe)
         finally:
             if model.config._attn_implementation != attention:

@@ -125,7 +125,7 @@ def test_nothing_is_measured_where_nothing_is_to_decode(network):
         generate(network, [1, 2], drafter=drafter, num_draft_tokens="auto", max_new_tokens=0)[0].token_ids
         == []
     )
-    assert OF_DRAFTERS[drafter].costs == {}
+    assert drafter not in OF_DRAFTERS
 
 
 @pytest.mark.parametrize("slope", [0.02, 0.05, 0.1, 0.3, 1.0])
