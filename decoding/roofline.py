@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from decoding.timed import now
 from mtp import Network
 from mtp.compiled import stacks
-from mtp.stacked import large_pages
+from mtp.large_pages import large_pages
 
 ARRAY_BYTES = 512 * 2**20  # far more than any processor's caches hold
 READS = 9

@@ -5,18 +5,16 @@ Most checkpoints are stored in bfloat16. Decoded in float32, every one of their 
 which are not kept: half as much is to be read. Shapes: O outputs, I inputs.
 """
 
-import ctypes
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import c_size_t, c_void_p
 
 import torch
 from torch import Tensor, nn
 
 from mtp.kernel import BFLOATS, BYTE_TILES, BYTES, FLOATS, TILES, Matrix, matrix_unit
+from mtp.large_pages import large_pages
 from mtp.packed import joined_bias
 
-LARGE_PAGE, MADV_HUGEPAGE = 2**21, 14  # bytes; Linux's advice, which it may well not take
 TILE_OUTPUTS, TILE_LINE = 16, 64  # outputs of what the processor's matrix unit reads at once; bytes of each
 
 
@@ -159,19 +157,6 @@ def in_large_pages(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
     inputs, outputs = parts[0].shape[1], sum(len(part) for part in parts)
     weight = large_pages(outputs * inputs, dtype).view(outputs, inputs)
     return torch.cat(parts, out=weight) if dtype == parts[0].dtype else weight.copy_(torch.cat(parts))
-
-
-def large_pages(count: int, dtype: torch.dtype) -> Tensor:
-    """So many numbers, of any value, in memory that may lie in large pages.
-
-    What the processor fetches ahead ends with a page: in pages of 4 KB reading weights takes a tenth longer.
-    """
-    size = dtype.itemsize
-    buffer = torch.empty(count + 2 * LARGE_PAGE // size, dtype=dtype)
-    start = -buffer.data_ptr() % LARGE_PAGE // size
-    numbers = buffer[start : start + count]
-    ctypes.CDLL(None).madvise(c_void_p(numbers.data_ptr()), c_size_t(size * count), MADV_HUGEPAGE)
-    return numbers
 
 
 def address(tensor: Tensor | None) -> int | None:
