@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from mtp.compiled_linear import MOST_TOKENS, CompiledLinear, CompiledNorm
 from mtp.fast_layer import shared_weights, swap
-from mtp.kernel import TILES, Layer, Run, library
+from mtp.kernel import Layer, Run, library
 from mtp.packed import refuse
-from mtp.stacked import Quantized, Stacked, address, lent
+from mtp.stacked import TILED, Quantized, Stacked, address, lent
 from mtp.storage import Own, Storage
 
 
@@ -46,7 +46,7 @@ class CompiledLayer(nn.Module):
                 [mlp.down_proj],
             )
         ]
-        self.unbounded = all(one.kind == TILES for one in self.stacked)
+        self.unbounded = all(one.kind in TILED for one in self.stacked)
         self.size = attention.head_dim
         self.queries = attention.q_proj.out_features // self.size
         self.keys = attention.k_proj.out_features // self.size

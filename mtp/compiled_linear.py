@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from mtp.kernel import TILES, library
+from mtp.kernel import library
 from mtp.packed import refuse
-from mtp.stacked import Stacked
+from mtp.stacked import TILED, Stacked
 
 MOST_TOKENS = 128  # of all rows together; beyond, torch's own products are faster, if no matrix unit is there
 
@@ -38,7 +38,7 @@ class CompiledLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.numel() // x.shape[-1]
-        if tokens > MOST_TOKENS and self.stacked.kind != TILES:
+        if tokens > MOST_TOKENS and self.stacked.kind not in TILED:
             return linear(x, self.weight, self.bias)
         x, y = x.contiguous(), x.new_empty(*x.shape[:-1], self.matrix.outputs)
         self.product(self.matrix, tokens, x.data_ptr(), y.data_ptr())

@@ -142,8 +142,9 @@ struct Rows {
     int64_t outputs, inputs;
 };
 
-// How weights lie: bytes only where they draft, bfloat where no weight loses anything by it, both as tiles for a matrix unit.
-enum Kind : int64_t { FLOATS, BYTES, BFLOATS, TILES, BYTE_TILES };
+// How weights lie: bytes only where they draft, bfloat where no weight loses anything by it, both as tiles for a matrix unit,
+// floats as tiles where no one else reads them row by row.
+enum Kind : int64_t { FLOATS, BYTES, BFLOATS, TILES, BYTE_TILES, FLOAT_TILES };
 
 struct Matrix {
     const void* weight;
@@ -154,7 +155,7 @@ struct Matrix {
     Rows<Number> rows() const { return {(const Number*)weight, scale, bias, outputs, inputs}; }
     // `count` of the outputs, from the first on; of tiles whole ones
     Matrix part(int64_t first, int64_t count) const {
-        const int64_t size = kind == FLOATS ? 4 : kind == BYTES || kind == BYTE_TILES ? 1 : 2;
+        const int64_t size = kind == FLOATS || kind == FLOAT_TILES ? 4 : kind == BYTES || kind == BYTE_TILES ? 1 : 2;
         return {(const char*)weight + first * inputs * size, scale ? scale + first : nullptr, bias ? bias + first : nullptr,
                 count, inputs, kind};
     }
@@ -246,6 +247,7 @@ static void multiply(const Rows<Number>& a, int64_t tokens, const float* x, cons
 }
 
 #include "tiles.cpp"
+#include "float_tiles.cpp"
 
 // y [M, outputs] = x [M, inputs] weight' + bias + add. A thread makes its share of the outputs, in units.
 static void multiply(const Matrix& a, int64_t tokens, const float* x, const float* add, float* y) {
@@ -255,6 +257,7 @@ static void multiply(const Matrix& a, int64_t tokens, const float* x, const floa
         case BFLOATS: return multiply(a.rows<bfloat>(), tokens, x, add, y);
         case TILES: return multiply_tiles<Floats>(a, tokens, x, add, y);
         case BYTE_TILES: return multiply_tiles<Bytes>(a, tokens, x, add, y);
+        case FLOAT_TILES: return multiply_columns(a, tokens, x, add, y);
     }
 }
 

@@ -20,7 +20,7 @@ import torch
 from mtp.errors import UserError
 
 SOURCE = Path(__file__).with_name("draft.cpp")  # includes the others
-SOURCES = (SOURCE, *(SOURCE.with_name(name) for name in ("kernel.cpp", "tiles.cpp")))
+SOURCES = (SOURCE, *(SOURCE.with_name(name) for name in ("kernel.cpp", "tiles.cpp", "float_tiles.cpp")))
 # No library is linked: OpenMP's functions are found in the runtime that torch has loaded, and threads shared.
 FLAGS = (
     "-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti",
@@ -28,7 +28,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-FLOATS, BYTES, BFLOATS, TILES, BYTE_TILES = range(5)  # how weights lie: kernel.cpp's Kind
+FLOATS, BYTES, BFLOATS, TILES, BYTE_TILES, FLOAT_TILES = range(6)  # how weights lie: kernel.cpp's Kind
 
 
 class Matrix(Structure):

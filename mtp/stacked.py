@@ -11,19 +11,21 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from mtp.kernel import BFLOATS, BYTE_TILES, BYTES, FLOATS, TILES, Matrix, matrix_unit
+from mtp.kernel import BFLOATS, BYTE_TILES, BYTES, FLOAT_TILES, FLOATS, TILES, Matrix, matrix_unit
 from mtp.large_pages import large_pages
 from mtp.packed import joined_bias
 
 TILE_OUTPUTS, TILE_LINE = 16, 64  # outputs of what the processor's matrix unit reads at once; bytes of each
+TILED = (TILES, FLOAT_TILES)  # kinds that take any number of tokens
 
 
 class Stacked:
     """The weights of some linears as one matrix, outputs one after the other.
 
-    Where they are bfloat16 numbers they are kept as such, and the linears lose theirs until `restore`, but
-    for those of `shared` (ids of parameters), which somebody else reads: a tied embedding keeps its rows.
-    Otherwise the linears' weights become views of the matrix.
+    Where they are bfloat16 numbers they are kept as such, and otherwise as tiles if they fit. The linears
+    lose theirs until `restore`, but for those of `shared` (ids of parameters), which somebody else reads: a
+    tied embedding keeps its rows. Floats that are shared or do not fit stay rows, of which the linears'
+    weights become views.
     """
 
     def __init__(self, linears: Sequence[nn.Linear], shared: Collection[int] = ()):
@@ -31,14 +33,16 @@ class Stacked:
         self.sizes, self.inputs = [one.out_features for one in linears], linears[0].in_features
         self.outputs = sum(self.sizes)
         weights = [linear.weight.data for linear in linears]
-        self.kind, self.released = kind_of(weights), list[nn.Linear]()
+        released = [linear for linear in linears if id(linear.weight) not in shared]
+        self.kind, self.released = kind_of(weights, len(released) < len(linears)), list[nn.Linear]()
         if self.kind == FLOATS:
             self.weight = in_large_pages(weights, torch.float32)
             self._give(linears, self.weight)
             return
-        rows = torch.cat([weight.bfloat16() for weight in weights])
-        self.weight = in_large_pages([tiles(rows) if self.kind == TILES else rows], torch.bfloat16)
-        self.released = [linear for linear in linears if id(linear.weight) not in shared]
+        dtype = torch.float32 if self.kind == FLOAT_TILES else torch.bfloat16
+        rows = torch.cat([weight.to(dtype) for weight in weights])
+        self.weight = in_large_pages([tiles(rows) if self.kind in TILED else rows], dtype)
+        self.released = released
         self._take()
 
     def _give(self, linears: Sequence[nn.Linear], rows: Tensor) -> None:
@@ -58,7 +62,7 @@ class Stacked:
         """The weights [O, I] in float32, bit for bit; a copy where they are kept otherwise."""
         if self.kind == FLOATS:
             return self.weight
-        return (untiled(self.weight) if self.kind == TILES else self.weight).float()
+        return (untiled(self.weight) if self.kind in TILED else self.weight).float()
 
     def quantized(self) -> "Quantized":
         return Quantized(self.rows().split(self.sizes), self.bias)
@@ -87,10 +91,10 @@ def lent(matrices: Sequence[Stacked]) -> Iterator[None]:
             one._take()
 
 
-def kind_of(weights: Sequence[Tensor]) -> int:
+def kind_of(weights: Sequence[Tensor], shared: bool) -> int:
     """How the kernels read these weights [O, I] of one matrix fastest."""
     if not all(torch.equal(weight.bfloat16().float(), weight) for weight in weights):
-        return FLOATS
+        return FLOAT_TILES if fits_tiles(weights, 4) and not shared else FLOATS
     return TILES if fits_tiles(weights, 2) and matrix_unit() else BFLOATS
 
 

@@ -12,12 +12,17 @@ from torch import nn
 import mtp.stacked
 from decoding.roofline import weight_bytes
 from mtp.compiled_linear import MOST_TOKENS, CompiledLinear
-from mtp.kernel import BFLOATS, BYTE_TILES, BYTES, FLOATS, TILES, library, matrix_unit
+from mtp.kernel import BFLOATS, BYTE_TILES, BYTES, FLOAT_TILES, FLOATS, TILES, library, matrix_unit
 from mtp.stacked import Quantized, Stacked, lent
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 COUNTS = (1, 2, 5, 6, 8, 10, 11, 15, 16, 17, 21, 32, 40, MOST_TOKENS)
 MANY = 1100  # the matrix unit takes at most 512 at once
+
+
+def whole(linear):
+    """Its weights need all four bytes."""
+    return linear
 
 
 def linear_of(outputs, inputs, bias=False, change=rounded):
@@ -40,28 +45,40 @@ def test_bfloat16_numbers_take_two_bytes_in_tiles_where_these_fit(outputs, input
     assert stacked.weight.element_size() == 2
 
 
-def test_a_single_weight_that_needs_more_keeps_all_of_them_whole():
-    linear = linear_of(48, 64)
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "kind"), [(48, 64, FLOAT_TILES), (40, 64, FLOATS), (48, 72, FLOATS)]
+)
+def test_a_single_weight_that_needs_more_keeps_all_of_them_whole(outputs, inputs, kind):
+    linear = linear_of(outputs, inputs)
     with torch.no_grad():
         linear.weight[7, 9] = 1 + 2**-8
+    weight = linear.weight.detach().clone()
     stacked = Stacked([linear])
+    assert stacked.kind == kind
+    assert torch.equal(stacked.rows(), weight)
+
+
+def test_floats_that_somebody_else_reads_stay_rows_and_are_not_held_twice():
+    linear = linear_of(48, 64, change=whole)
+    stacked = Stacked([linear], {id(linear.weight)})
     assert stacked.kind == FLOATS
-    assert torch.equal(stacked.rows(), linear.weight)
+    assert linear.weight.data_ptr() == stacked.weight.data_ptr()
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("change", [rounded, whole])
 @pytest.mark.parametrize(("outputs", "inputs"), [(48, 64), (304, 576), (37, 41), (3, 96), (64, 33)])
 @torch.no_grad()
-def test_every_token_gets_its_product_and_the_same_bits_beside_any_number_of_others(outputs, inputs, bias):
-    linear = linear_of(outputs, inputs, bias)
+def test_every_token_gets_its_product_and_the_same_bits_beside_any_others(outputs, inputs, change, bias):
+    linear = linear_of(outputs, inputs, bias, change)
     x = torch.randn(MOST_TOKENS, inputs) * torch.logspace(-6, 6, MOST_TOKENS)[:, None]
     weight, shift = linear.weight.double(), linear.bias.double() if bias else torch.zeros(outputs)
     exact, size = x.double() @ weight.T + shift, x.double().abs() @ weight.abs().T + shift.abs()
     compiled = CompiledLinear(linear)
-    whole = compiled(x)
-    assert ((whole - exact).abs() < 2e-6 * size).all()
+    all_of_them = compiled(x)
+    assert ((all_of_them - exact).abs() < 2e-6 * size).all()
     for count in COUNTS:
-        assert torch.equal(compiled(x[:count]), whole[:count])
+        assert torch.equal(compiled(x[:count]), all_of_them[:count])
 
 
 @torch.no_grad()
@@ -107,7 +124,8 @@ def test_quantized_weights_give_every_token_its_product_beside_any_others(parts,
 @torch.no_grad()
 def test_tokens_that_go_through_in_several_passes_get_the_same_bits():
     linear, x = linear_of(48, 64, bias=True), torch.randn(MANY, 64)
-    for one in (Quantized([linear.weight], linear.bias), Stacked([linear])):
+    floats = linear_of(48, 64, bias=True, change=whole)
+    for one in (Quantized([linear.weight], linear.bias), Stacked([linear]), Stacked([floats])):
         pieces = [product(one.matrix(), piece) for piece in x.split(100)]
         assert torch.equal(product(one.matrix(), x), torch.cat(pieces))
 
