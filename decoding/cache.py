@@ -112,11 +112,12 @@ class KVCache:
         stored = self._layer(layer_idx, keys, keys.shape[1], keys.shape[3])
         for buffer, new in zip(stored, (keys, values), strict=True):
             if window.slots is None:
-                buffer[:, :, window.first : window.first + new.shape[2]] = new
+                buffer.narrow(2, window.first, new.shape[2]).copy_(new)
             else:
                 rows = torch.arange(len(new), device=new.device)[:, None]
                 buffer[rows, :, window.slots] = new.transpose(1, 2)
-        return stored[0][:, :, : window.size], stored[1][:, :, : window.size]
+        keys, values = stored
+        return keys.narrow(2, 0, window.size), values.narrow(2, 0, window.size)
 
     def storage(self, layers: Sequence[int], hidden: Tensor, heads: int, size: int) -> Storage:
         """Instead of `update`, for a kernel that writes keys and values of the open window itself."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import rms_norm
 
 from mtp.errors import UserError
 from mtp.large_pages import large_pages
@@ -37,34 +38,57 @@ def mkl_is_fast() -> bool:
     return torch.backends.mkl.is_available() and cpu.is_file() and "GenuineIntel" in cpu.read_text()
 
 
+class RootMeanSquare:
+    """A norm of the trunk's kind: weight * x / sqrt(mean(x^2) + epsilon)."""
+
+    def __init__(self, norm: Any):
+        self.weight, self.epsilon = norm.weight.detach(), norm.variance_epsilon
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+
+    def scale(self, x: Tensor) -> float:
+        """1 / sqrt(mean(x^2) + epsilon) of a single token: one call, where a norm is eight."""
+        token = x.view(-1)
+        return (torch.dot(token, token).item() / len(self.weight) + self.epsilon) ** -0.5
+
+
 class Product:
-    """x -> W x + b for the linears given, their outputs side by side, the weight in oneDNN's layout.
+    """x -> W x + b for the linears given, their outputs side by side, the weight in oneDNN's layout; of
+    norm(x) where there is one.
 
     The linears lose their own weights until `restore`, but for those of `shared` (ids of parameters), which
     somebody else reads: a tied embedding keeps its rows. Where MKL is fast the weights that are released are
-    kept column by column as well, for single tokens, and take their memory twice. There are no gradients.
+    kept column by column as well, for single tokens, and take their memory twice; the norm's weight is
+    multiplied into these. There are no gradients.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear], shared: Collection[int] = ()):
-        self.linears = linears
+    def __init__(
+        self, linears: Sequence[nn.Linear], shared: Collection[int] = (), norm: RootMeanSquare | None = None
+    ):
+        self.linears, self.norm = linears, norm
         weights = [linear.weight.detach() for linear in linears]
         weight = weights[0] if len(linears) == 1 else torch.cat(weights)  # [O, I]
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, FEW_ROWS)
         self.bias = joined_bias(linears)
         self.released = [linear for linear in linears if id(linear.weight) not in shared]
-        self.columns = columns(weight) if self.released and mkl_is_fast() else None  # [I, O]
+        self.columns = None
+        if self.released and mkl_is_fast():
+            self.columns = columns(weight if norm is None else weight * norm.weight)  # [I, O]
+            self.shift = weight.new_zeros(len(weight)) if self.bias is None else self.bias
         for linear in self.released:
             linear.weight.data = linear.weight.new_empty(0)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.columns is not None and x.numel() == x.shape[-1]:
-            token = x.view(1, -1)
-            y = token.mm(self.columns) if self.bias is None else torch.addmm(self.bias, token, self.columns)
+            scale = 1.0 if self.norm is None else self.norm.scale(x)
+            y = torch.addmm(self.shift, x.view(1, -1), self.columns, alpha=scale)
             return y.view(*x.shape[:-1], -1)
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        normed = x if self.norm is None else self.norm(x)
+        return torch.ops.mkldnn._linear_pointwise(normed, self.weight, self.bias, "none", [], "")
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
-        """W x + b + other in one pass."""
+        """W x + b + other in one pass, without a norm."""
         if self.columns is not None and x.numel() == x.shape[-1]:
             y = torch.addmm(other.view(1, -1), x.view(1, -1), self.columns)
             return (y if self.bias is None else y + self.bias).view(other.shape)

@@ -151,8 +151,7 @@ class Trunk(nn.Module):
             mask = causal()  # these layers do not know how much text goes before
         if isinstance(layer, FastLayer):
             mask = additive(mask, layer.group, hidden.dtype)  # here, once for all layers
-        for index in range(first, last):
-            layer = self.layers[index]
+        for index, layer in enumerate(list(self.layers)[first:last], start=first):
             if keep is None or bool(keep[index].all()):
                 hidden = layer(hidden, attention_mask=mask, position_embeddings=rotary, cache=cache)
             else:
