@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers.activations import ACT2FN
 
-from mtp.packed import PackedLinear, Product, RootMeanSquare, refuse, replace_modules
+from mtp.packed import PackedLinear, Product, RMSNorm, refuse, replace_modules
 
 SILU = type(ACT2FN["silu"])
 
@@ -31,7 +31,7 @@ class FastLayer(nn.Module):
         self.key_heads = attention.k_proj.out_features // self.head_size
         self.group = attention.num_key_value_groups  # query heads for each key head
         self.query_heads = self.group * self.key_heads
-        first, second = RootMeanSquare(layer.input_layernorm), RootMeanSquare(layer.post_attention_layernorm)
+        first, second = RMSNorm(layer.input_layernorm), RMSNorm(layer.post_attention_layernorm)
         self.qkv = Product([attention.q_proj, attention.k_proj, attention.v_proj], shared, first)
         self.out = Product([attention.o_proj], shared)
         self.gate_up = Product([mlp.gate_proj, mlp.up_proj], shared, second)

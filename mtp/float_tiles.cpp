@@ -1,7 +1,7 @@
 // Products of floats that lie as tiles of 16 outputs, [outputs / 16, inputs, 16 outputs]. Included by kernel.cpp.
 //
-// An output is a lane of its own, so nothing has to be added across a register, and a token's number meets all outputs of a
-// register at once. That takes half the instructions of rows: eight tokens hide behind what reading the weights takes.
+// An output is a lane of its own, so nothing has to be added across a register at the end of a row, and some tokens are
+// summed while the weights pass once: eight of them hide behind what reading takes.
 
 constexpr int64_t TILE = 16;                      // outputs
 constexpr int SIDE = 2, GROUP = V == 16 ? 14 : 6;  // registers of outputs, and tokens, whose sums are kept in registers

@@ -38,7 +38,7 @@ def mkl_is_fast() -> bool:
     return torch.backends.mkl.is_available() and cpu.is_file() and "GenuineIntel" in cpu.read_text()
 
 
-class RootMeanSquare:
+class RMSNorm:
     """A norm of the trunk's kind: weight * x / sqrt(mean(x^2) + epsilon)."""
 
     def __init__(self, norm: Any):
@@ -64,7 +64,7 @@ class Product:
     """
 
     def __init__(
-        self, linears: Sequence[nn.Linear], shared: Collection[int] = (), norm: RootMeanSquare | None = None
+        self, linears: Sequence[nn.Linear], shared: Collection[int] = (), norm: RMSNorm | None = None
     ):
         self.linears, self.norm = linears, norm
         weights = [linear.weight.detach() for linear in linears]

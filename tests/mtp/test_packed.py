@@ -6,10 +6,11 @@ import pytest
 import torch
 from tiny import tiny_network
 from torch import nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from decoding import Sampling, generate
 from mtp import Network, UserError, packed
-from mtp.packed import PackedLinear, Product, why_not
+from mtp.packed import PackedLinear, Product, RMSNorm, why_not
 
 PROMPTS = [[1, 2, 3, 4], [5], [7, 8, 9, 7, 8, 9, 7, 8]]
 
@@ -31,6 +32,22 @@ def test_a_product_is_that_of_all_its_linears_side_by_side(bias, rows, width):
     product, other = Product(linears), torch.randn(rows, width, 29)
     torch.testing.assert_close(product(x), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(product.plus(x, other), expected + other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("width", [1, 3])
+@torch.no_grad()
+def test_a_product_takes_the_norm_before_it_along(bias, width):
+    """Also of small numbers, in which epsilon counts."""
+    norm = LlamaRMSNorm(24, eps=1e-2)
+    norm.weight.copy_(torch.randn(24))
+    linear = nn.Linear(24, 8, bias=bias)
+    x = 0.1 * torch.randn(1, width, 24)
+    expected = linear(norm(x))
+    product = Product([linear], norm=RMSNorm(norm))
+    torch.testing.assert_close(product(x), expected, atol=1e-5, rtol=1e-5)
+    product.restore()
+    torch.testing.assert_close(linear(norm(x)), expected, atol=0, rtol=0)
 
 
 def test_a_product_holds_the_only_copy_until_it_is_restored():
