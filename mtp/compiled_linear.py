@@ -11,7 +11,7 @@ from mtp.kernel import library
 from mtp.packed import refuse
 from mtp.stacked import TILED, Stacked
 
-MOST_TOKENS = 128  # of all rows together; beyond, torch's own products are faster, if no matrix unit is there
+MOST_TOKENS = 128  # of all rows together; beyond, torch's own products are faster than rows
 
 
 class CompiledLinear(nn.Module):

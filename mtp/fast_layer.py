@@ -96,14 +96,14 @@ class FastNorm(nn.Module):
     def __init__(self, norm: Any):
         super().__init__()
         self.norm = norm
-        self.weight, self.epsilon = norm.weight, norm.variance_epsilon
+        self.rms = RMSNorm(norm)
         self.register_state_dict_pre_hook(refuse)
 
     def restore(self) -> nn.Module:
         return self.norm
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight.shape, self.weight, self.epsilon)
+        return self.rms(x)
 
 
 class FastRotary(nn.Module):

@@ -19,10 +19,10 @@
 extern "C" int omp_get_thread_num(), omp_get_num_threads(), omp_get_max_threads();
 
 #ifdef __AVX512F__
-constexpr int V = 16, TOKENS = 8, SUMS = 28;  // numbers in a register; tokens that share one load of a weight;
-constexpr int AHEAD = 2;                      // sums that are kept in registers; blocks of rows that are fetched ahead
-#else                                         // where so many tokens give time for it
-constexpr int V = 8, TOKENS = 4, SUMS = 8, AHEAD = 1;
+constexpr int V = 16, SHARING = 8, SUMS = 28;  // numbers in a register; tokens that share one load of a weight;
+constexpr int AHEAD = 2;                       // sums that are kept in registers; blocks of rows that are fetched ahead
+#else                                          // where so many tokens give time for it
+constexpr int V = 8, SHARING = 4, SUMS = 8, AHEAD = 1;
 #endif
 constexpr int ROWS = 4;   // outputs computed side by side
 constexpr int SLOTS = 4;  // keys that share one load of a query
@@ -136,6 +136,7 @@ static inline void meet() {
 // A matrix row by row.
 template <class Number>
 struct Rows {
+    static constexpr int TOKENS = SHARING;
     const Number* weight;  // [outputs, inputs]
     const float* scale;    // [outputs], of bytes
     const float* bias;     // [outputs] or null
@@ -172,7 +173,7 @@ static inline void dots(const Rows<Number>& a, const float* x, const float* add,
     constexpr int ROUND = (M * R + TOGETHER - 1) / TOGETHER * TOGETHER;
     // Blocks to fetch ahead: rows are too short for the processor to foresee, those of bytes shorter still.
     constexpr bool SHORT = sizeof(Number) == sizeof(byte), HALF = sizeof(Number) == sizeof(bfloat);
-    constexpr bool BUSY = HALF ? M > 1 : M == TOKENS;
+    constexpr bool BUSY = HALF ? M > 1 : M == SHARING;
     constexpr int BLOCKS = SHORT ? 4 : BUSY ? AHEAD : 1, LEVEL = !SHORT && BLOCKS > 1 ? 2 : 3;
     constexpr int64_t LINE = SHORT || HALF ? 64 / sizeof(Number) : V;
     vec parts[ROUND] = {};
@@ -215,24 +216,25 @@ static inline void block(const Rows<Number>& a, const float* x, const float* add
 }
 
 // `count` <= M tokens
-template <int R, bool FIRST, int M = TOKENS, class Number>
-static inline void some(int64_t count, const Rows<Number>& a, const float* x, const float* add, float* y, int64_t row) {
+template <int R, bool FIRST, int M, class Weights>
+static inline void some(int64_t count, const Weights& a, const float* x, const float* add, float* y, int64_t row) {
     if (count == M)
         block<M, R, FIRST>(a, x, add, y, row);
     else if constexpr (M > 1)
         some<R, FIRST, M - 1>(count, a, x, add, y, row);
 }
 
-// ROWS rows for all tokens; the first tokens bring the weights in, the others find them in the cache.
-template <class Number>
-static inline void rows(const Rows<Number>& a, int64_t tokens, const float* x, const float* add, float* y, int64_t row) {
-    for (int64_t m = 0; m < tokens; m += TOKENS) {
-        const int64_t count = tokens - m < TOKENS ? tokens - m : TOKENS;
+// R rows, or registers of them, for all tokens; the first tokens bring the weights in, the others find them in the cache.
+template <int R, class Weights>
+static inline void groups(const Weights& a, int64_t tokens, const float* x, const float* add, float* y, int64_t row) {
+    constexpr int M = Weights::TOKENS;
+    for (int64_t m = 0; m < tokens; m += M) {
+        const int64_t count = tokens - m < M ? tokens - m : M;
         const float* plus = add ? add + m * a.outputs : nullptr;
         if (m == 0)
-            some<ROWS, true>(count, a, x, plus, y, row);
+            some<R, true, M>(count, a, x, plus, y, row);
         else
-            some<ROWS, false>(count, a, x + m * a.inputs, plus, y + m * a.outputs, row);
+            some<R, false, M>(count, a, x + m * a.inputs, plus, y + m * a.outputs, row);
     }
 }
 
@@ -240,7 +242,7 @@ template <class Number>
 static void multiply(const Rows<Number>& a, int64_t tokens, const float* x, const float* add, float* y) {
     const Share mine(a.outputs, UNIT);
     int64_t row = mine.first;
-    for (; row + ROWS <= mine.last; row += ROWS) rows(a, tokens, x, add, y, row);
+    for (; row + ROWS <= mine.last; row += ROWS) groups<ROWS>(a, tokens, x, add, y, row);
     for (int64_t m = 0; m < tokens; m++)
         for (int64_t r = row; r < mine.last; r++)
             dots<1, 1, false>(a, x + m * a.inputs, add ? add + m * a.outputs : nullptr, y + m * a.outputs, r);
@@ -257,7 +259,7 @@ static void multiply(const Matrix& a, int64_t tokens, const float* x, const floa
         case BFLOATS: return multiply(a.rows<bfloat>(), tokens, x, add, y);
         case TILES: return multiply_tiles<Floats>(a, tokens, x, add, y);
         case BYTE_TILES: return multiply_tiles<Bytes>(a, tokens, x, add, y);
-        case FLOAT_TILES: return multiply_columns(a, tokens, x, add, y);
+        case FLOAT_TILES: return multiply(Lanes{(const float*)a.weight, a.bias, a.outputs, a.inputs}, tokens, x, add, y);
     }
 }
 

@@ -92,7 +92,8 @@ def lent(matrices: Sequence[Stacked]) -> Iterator[None]:
 
 
 def kind_of(weights: Sequence[Tensor], shared: bool) -> int:
-    """How the kernels read these weights [O, I] of one matrix fastest."""
+    """How the kernels read these weights [O, I] of one matrix fastest; where they are shared, floats stay
+    rows, so that they are held once."""
     if not all(torch.equal(weight.bfloat16().float(), weight) for weight in weights):
         return FLOAT_TILES if fits_tiles(weights, 4) and not shared else FLOATS
     return TILES if fits_tiles(weights, 2) and matrix_unit() else BFLOATS
